@@ -1,0 +1,74 @@
+"""pipesim: how long a pipeline-parallel schedule takes, how much memory each device needs, and why a device is idle.
+
+    >>> import pipesim as ps
+    >>> schedule = ps.generate("1f1b", devices=4, microbatches=8)
+    >>> run = ps.simulate(schedule, ps.UniformCosts(forward=1, backward=2))
+    >>> run.makespan, round(run.bubble_fraction, 4), run.peak_activations
+    (33.0, 0.2727, [4, 3, 2, 1])
+
+Importing this package imports neither simpy nor matplotlib, plotly, pandas or torch: names below load when used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipesim.cluster import Cluster as Cluster
+    from pipesim.cluster import Link as Link
+    from pipesim.costs import CostModel as CostModel
+    from pipesim.costs import ProfileCosts as ProfileCosts
+    from pipesim.costs import StageTimes as StageTimes
+    from pipesim.costs import UniformCosts as UniformCosts
+    from pipesim.engine import simulate as simulate
+    from pipesim.errors import DeadlockError as DeadlockError
+    from pipesim.errors import ScheduleError as ScheduleError
+    from pipesim.memory import MemoryCurve as MemoryCurve
+    from pipesim.op import Kind as Kind
+    from pipesim.op import Op as Op
+    from pipesim.op import Pair as Pair
+    from pipesim.registry import available as available
+    from pipesim.registry import generate as generate
+    from pipesim.schedule import Schedule as Schedule
+    from pipesim.timeline import Timeline as Timeline
+    from pipesim.timeline import compare as compare
+    from pipesim.timeline import load as load
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Cluster": "cluster",
+    "CostModel": "costs",
+    "DeadlockError": "errors",
+    "Kind": "op",
+    "Link": "cluster",
+    "MemoryCurve": "memory",
+    "Op": "op",
+    "Pair": "op",
+    "ProfileCosts": "costs",
+    "Schedule": "schedule",
+    "ScheduleError": "errors",
+    "StageTimes": "costs",
+    "Timeline": "timeline",
+    "UniformCosts": "costs",
+    "available": "registry",
+    "compare": "timeline",
+    "generate": "registry",
+    "load": "timeline",
+    "simulate": "engine",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pipesim' has no attribute {name!r}")
+    value = getattr(import_module(f"pipesim.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,76 @@
+"""Cost models from files: measured stage times in TOML, or a layer profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipesim.costs.profile import ProfileCosts, parse_profile
+from pipesim.costs.uniform import UniformCosts
+from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.files import read_limited
+
+__all__ = ["cost_presets", "read_costs"]
+
+PRESETS = Path(__file__).parent.parent / "presets"
+_PREFIX = "times-"
+
+
+def cost_presets() -> list[str]:
+    """Names of the stage times that ship with pipesim.
+
+    Examples:
+        >>> "gpt-1.5b-a100" in cost_presets()
+        True
+    """
+    return sorted(path.stem.removeprefix(_PREFIX) for path in PRESETS.glob(f"{_PREFIX}*.toml"))
+
+
+def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCosts:
+    """Reads a cost model: a preset by name, stage times in TOML, or a layer profile in PipeDream's ``graph.txt`` format.
+
+    Args:
+        source: A path, or one of :func:`cost_presets`.
+        **options: For a profile, the options of :class:`ProfileCosts`; stage times take none.
+
+    Raises:
+        ScheduleError: There is no such file or preset, or the file is neither.
+
+    Examples:
+        >>> read_costs("gpt-1.5b-a100").unit
+        's'
+    """
+    path = Path(source)
+    if not path.is_file():
+        preset = PRESETS / f"{_PREFIX}{str(source).lower()}.toml"
+        if not preset.is_file():
+            known = cost_presets()
+            raise ScheduleError(f"there is no cost file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}")
+        path = preset
+    text = read_limited(path)
+    if path.suffix.lower() == ".toml":
+        if options:
+            raise ScheduleError(f"{path} holds stage times; {', '.join(options)} belongs to a layer profile")
+        return _stage_times(text, str(path))
+    return ProfileCosts(parse_profile(text, str(path)), **options)
+
+
+def _stage_times(text: str, where: str) -> UniformCosts:
+    from pipesim.userfiles import StageTimesFile, parse_toml
+
+    file = parse_toml(StageTimesFile, text, where)
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "slot": 1.0}[file.unit]
+
+    def time(value: float | list[float] | None) -> Any:
+        if value is None:
+            return None
+        return [number * scale for number in value] if isinstance(value, list) else value * scale
+
+    fields: dict[str, Any] = {
+        name: time(getattr(file, name)) for name in ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "latency")
+    }
+    memory = file.memory.model_dump(exclude_none=True) if file.memory else {}
+    if "optimizer" in memory:
+        memory["optimizer_state"] = memory.pop("optimizer")
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return UniformCosts(**fields, **memory, unit="slot" if file.unit == "slot" else "s", name=file.name or Path(where).stem)

@@ -1,0 +1,97 @@
+"""The one interface that every cost model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipesim.cluster import Unit
+from pipesim.op import Kind
+from pipesim.schedule import Schedule
+
+__all__ = ["ActivationBytes", "CostModel", "slot_durations"]
+
+Floats = NDArray[np.float64]
+
+
+class ActivationBytes(NamedTuple):
+    """Bytes of one activation, each a (stages, microbatches) array.
+
+    Attributes:
+        kept: Allocated when F starts. Under recomputation this is only the stage's input.
+        freed_by_input_grad: The part of the whole that goes when I ends, where the backward is split.
+        rebuilt: Allocated when the recomputation starts, beside what was kept; 0 where nothing is recomputed.
+    """
+
+    kept: Floats
+    freed_by_input_grad: Floats
+    rebuilt: Floats
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """What the engine and the memory curves ask; every answer is an array over the whole schedule."""
+
+    @property
+    def unit(self) -> Unit:
+        """``"s"`` for seconds and bytes, ``"slot"`` for abstract time and units of memory."""
+        ...
+
+    def durations(self, schedule: Schedule) -> Floats:
+        """(slots,) duration of every compute slot on a device of speed 1; a recomputation that is not listed is included."""
+        ...
+
+    def message_bytes(self, schedule: Schedule) -> Floats:
+        """(messages,) bytes, in the order of ``pipesim.dataflow.messages``."""
+        ...
+
+    def activation_bytes(self, schedule: Schedule) -> ActivationBytes:
+        """Bytes of every activation."""
+        ...
+
+    def stage_bytes(self, schedule: Schedule) -> Mapping[str, Floats]:
+        """Category (``weights``, ``gradients``, ``optimizer``) to (stages,) bytes of one replica and one version."""
+        ...
+
+    def recompute(self, schedule: Schedule) -> Floats | None:
+        """(stages, microbatches) time added to the backward, or None; never where R is listed."""
+        ...
+
+    def tied_stages(self, schedule: Schedule) -> Sequence[Sequence[int]]:
+        """Groups of stages that share weights, such as first and last with tied embeddings."""
+        ...
+
+
+def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: Floats | None = None, overlap: Floats | None = None) -> Floats:
+    """Spreads tables of times over the slots of a schedule; the arithmetic that cost models share.
+
+    Args:
+        schedule: A checked schedule.
+        times: Kind to a (stages, microbatches) table; for ``U`` a (stages,) array.
+        recompute: (stages, microbatches) time added to B or I, or None.
+        overlap: (stages,) duration of a pair of a forward with a backward, by the forward's stage; None for the sum
+            of its two, which is what every other pair takes.
+
+    Returns:
+        (slots,) durations.
+    """
+    rows = np.zeros(len(schedule))
+    for kind, table in times.items():
+        own = np.flatnonzero(schedule.kind == int(kind))
+        if len(own):
+            stage = schedule.stage[own]
+            rows[own] = table[stage] if kind is Kind.U else table[stage, schedule.microbatch[own]]
+    if recompute is not None:
+        backward = schedule.backward_rows
+        there = backward >= 0
+        rows[backward[there]] += np.broadcast_to(recompute, backward.shape)[there]
+    first, second = schedule.slot_row, schedule.slot_second_row
+    durations = rows[first] + np.where(second >= 0, rows[second], 0.0)
+    if overlap is not None:
+        forward = schedule.kind[first] == int(Kind.F)
+        mixed = (second >= 0) & forward & np.isin(schedule.kind[second], [int(Kind.B), int(Kind.I)])
+        durations = np.where(mixed, overlap[schedule.stage[first]], durations)
+    return durations

@@ -1,0 +1,233 @@
+"""Costs that a user types: numbers, a number per stage, or a table per stage and microbatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipesim.cluster import Unit
+from pipesim.costs.model import ActivationBytes, slot_durations
+from pipesim.dataflow import messages
+from pipesim.errors import ScheduleError
+from pipesim.op import Kind
+from pipesim.schedule import Schedule
+
+__all__ = ["UniformCosts"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UniformCosts:
+    """Durations and bytes as numbers. Each may be a scalar, a list per stage, or a (stages, microbatches) table.
+
+    Durations are per stage, so per chunk where a device holds several. Whichever of the three backward times is left
+    out follows from the others: B = I + W; with B alone, I = W = B / 2; with none, I = W = 1.
+
+    Attributes:
+        forward: Time of F.
+        backward: Time of B, the full backward.
+        input_grad: Time of I. Measured halves often take longer than the whole: give all three then.
+        weight_grad: Time of W.
+        optimizer: Time of U.
+        overlap: Time of a pair of a forward with a backward; None for the sum of its two.
+        recompute: Which forwards are recomputed in their backward, as a cost: ``"never"``, ``"always"``,
+            ``"except_last"`` (not for the last microbatch), or a (stages, microbatches) table of booleans.
+            It adds F to the backward. Where R is listed, R costs F and this does not apply.
+        latency: Time of a hop between devices, in the same unit; None where the cluster says it.
+        bandwidth: Bytes per unit of time of every link; None where the cluster says it, or only latency counts.
+        message: Bytes of one activation or gradient between stages, by the sender's stage.
+        activation: Bytes of one activation.
+        activation_freed_by_input_grad: The part of it that goes when I ends.
+        stage_input: Bytes kept from F where the forward is recomputed; part of *activation*.
+        weights: Bytes of a stage's weights.
+        gradients: Bytes of its gradients.
+        optimizer_state: Bytes of its optimizer state.
+        tied: Groups of stages that share weights.
+        unit: ``"slot"`` for abstract time, ``"s"`` for seconds and bytes.
+
+    Examples:
+        >>> from pipesim import generate
+        >>> schedule = generate("1f1b", devices=2, microbatches=2)
+        >>> UniformCosts(forward=[1, 2], backward=3).durations(schedule).tolist()
+        [1.0, 1.0, 3.0, 3.0, 2.0, 3.0, 2.0, 3.0]
+    """
+
+    forward: ArrayLike = 1.0
+    backward: ArrayLike | None = None
+    input_grad: ArrayLike | None = None
+    weight_grad: ArrayLike | None = None
+    optimizer: ArrayLike = 0.0
+    overlap: ArrayLike | None = None
+    recompute_policy: Literal["never", "always", "except_last"] | ArrayLike = "never"
+    latency: float | None = None
+    bandwidth: float | None = None
+    message: ArrayLike = 0.0
+    activation: ArrayLike = 1.0
+    activation_freed_by_input_grad: ArrayLike = 0.0
+    stage_input: ArrayLike = 0.0
+    weights: ArrayLike = 0.0
+    gradients: ArrayLike = 0.0
+    optimizer_state: ArrayLike = 0.0
+    tied: Sequence[Sequence[int]] = ()
+    unit: Unit = "slot"
+    name: str = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("s", "slot"):
+            raise ScheduleError(f"unit must be 's' or 'slot', got {self.unit!r}")
+        for field in _TABLES:
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, _numbers(field, value))
+        for field in ("latency", "bandwidth"):
+            value = getattr(self, field)
+            if value is not None and np.ndim(value):
+                raise ScheduleError(f"{field} must be one number, got {value!r}; links that differ are a cluster's")
+            if value is not None:
+                object.__setattr__(self, field, float(_numbers(field, value)))
+        if self.bandwidth == 0:
+            raise ScheduleError("bandwidth must be above 0; leave it out where only latency counts")
+        if isinstance(self.recompute_policy, str) and self.recompute_policy not in ("never", "always", "except_last"):
+            raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r}")
+        whole = np.asarray(self.activation)
+        for field in ("activation_freed_by_input_grad", "stage_input"):
+            part = np.asarray(getattr(self, field))
+            if part.ndim == whole.ndim == 0 and part > whole:
+                raise ScheduleError(f"{field} is {part}, which is more than activation, {whole}, that it is part of")
+
+    # -- the interface -------------------------------------------------------------------------------------------------
+
+    def durations(self, schedule: Schedule) -> Floats:
+        """(slots,) duration of every slot."""
+        forward = self._table("forward", schedule)
+        backward, input_grad, weight_grad = self._backward_times(schedule)
+        times = {
+            Kind.F: forward,
+            Kind.B: backward,
+            Kind.I: input_grad,
+            Kind.W: weight_grad,
+            Kind.R: forward,
+            Kind.U: self._per_stage("optimizer", schedule),
+        }
+        overlap = None if self.overlap is None else self._per_stage("overlap", schedule)
+        return slot_durations(schedule, times, self.recompute(schedule), overlap)
+
+    def message_bytes(self, schedule: Schedule) -> Floats:
+        """(messages,) bytes. A gradient is as large as the activation that it belongs to."""
+        found = messages(schedule)
+        sender = np.where(found.gradient, found.target, found.source)
+        table = self._table("message", schedule)
+        return np.array(table[schedule.stage[sender], schedule.microbatch[sender]])
+
+    def activation_bytes(self, schedule: Schedule) -> ActivationBytes:
+        """Bytes of every activation, as (stages, microbatches) tables."""
+        whole = self._table("activation", schedule)
+        freed = self._table("activation_freed_by_input_grad", schedule)
+        recomputed = self._recomputed(schedule) | (schedule.rows_of(Kind.R) >= 0)
+        if not recomputed.any():
+            return ActivationBytes(whole, freed, np.zeros_like(whole))
+        kept = np.where(recomputed, np.minimum(self._table("stage_input", schedule), whole), whole)
+        return ActivationBytes(kept, freed, whole - kept)
+
+    def stage_bytes(self, schedule: Schedule) -> Mapping[str, Floats]:
+        """Category to (stages,) bytes."""
+        fields = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer_state"}
+        return {category: self._per_stage(field, schedule) for category, field in fields.items()}
+
+    def recompute(self, schedule: Schedule) -> Floats | None:
+        """(stages, microbatches) time added to the backward."""
+        recomputed = self._recomputed(schedule) & (schedule.rows_of(Kind.R) < 0)
+        if not recomputed.any():
+            return None
+        return np.where(recomputed, self._table("forward", schedule), 0.0)
+
+    def tied_stages(self, schedule: Schedule) -> Sequence[Sequence[int]]:
+        """Groups of stages that share weights."""
+        return self.tied
+
+    # -- spreading numbers ---------------------------------------------------------------------------------------------
+
+    def _backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
+        whole = None if self.backward is None else self._table("backward", schedule)
+        first = None if self.input_grad is None else self._table("input_grad", schedule)
+        second = None if self.weight_grad is None else self._table("weight_grad", schedule)
+        if whole is not None and first is None and second is None:
+            return whole, whole / 2, whole / 2
+        if first is None:
+            first = np.ones(np.shape(second)) if whole is None or second is None else self._rest(whole, second, "weight_grad")
+        if second is None:
+            second = np.ones(first.shape) if whole is None else self._rest(whole, first, "input_grad")
+        if not schedule.has_backward:
+            return first, first, second
+        shape = (schedule.num_stages, schedule.num_microbatches)
+        first, second = np.broadcast_to(first, shape), np.broadcast_to(second, shape)
+        return (first + second if whole is None else whole), first, second
+
+    @staticmethod
+    def _rest(whole: Floats, part: Floats, name: str) -> Floats:
+        if np.any(part > whole):
+            raise ScheduleError(f"{name} is longer than backward, so the other half would be negative; give all three times")
+        return whole - part
+
+    def _recomputed(self, schedule: Schedule) -> NDArray[np.bool_]:
+        shape = (schedule.num_stages, schedule.num_microbatches)
+        if isinstance(self.recompute_policy, str):
+            result = np.full(shape, self.recompute_policy != "never")
+            if self.recompute_policy == "except_last":
+                result[:, -1] = False
+            return result & (schedule.backward_rows >= 0)
+        return np.asarray(_spread("recompute_policy", np.asarray(self.recompute_policy), *shape), bool) & (schedule.backward_rows >= 0)
+
+    def _table(self, field: str, schedule: Schedule) -> Floats:
+        value: Any = getattr(self, field)
+        return _spread(field, value, schedule.num_stages, schedule.num_microbatches)
+
+    def _per_stage(self, field: str, schedule: Schedule) -> Floats:
+        value = np.asarray(getattr(self, field))
+        if value.ndim > 1:
+            raise ScheduleError(f"{field} belongs to a stage, not to a microbatch; give a number or {schedule.num_stages} of them")
+        return _spread(field, value, schedule.num_stages, 1)[:, 0]
+
+
+_TABLES = (
+    "forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "message", "activation",
+    "activation_freed_by_input_grad", "stage_input", "weights", "gradients", "optimizer_state",
+)  # fmt: skip
+
+
+def _numbers(field: str, value: ArrayLike) -> Floats:
+    """The value as float64, refused unless every number in it is finite and at least 0."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        array = np.asarray(value)
+        if array.dtype == bool or array.dtype.kind not in "iuf":
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{field} must be a number, a list per stage or a table per stage and microbatch, got {value!r:.80}") from None
+    if array.ndim > 2 or array.size == 0:
+        raise ScheduleError(f"{field} has shape {array.shape}; right is a number, (stages,) or (stages, microbatches)")
+    bad = array[~(np.isfinite(array) & (array >= 0))]
+    if bad.size:
+        value = float(bad.flat[0])
+        what = "is not finite" if not math.isfinite(value) else "is negative"
+        raise ScheduleError(f"{field} holds {value}, which {what}; right is a finite number of at least 0")
+    return array
+
+
+def _spread(field: str, value: Any, stages: int, microbatches: int) -> Any:
+    """A scalar, (stages,) or (stages, microbatches) as a view of shape (stages, microbatches)."""
+    if value.ndim == 1:
+        if len(value) != stages:
+            raise ScheduleError(f"{field} has {len(value)} values and the schedule has {stages} stages; give one number, or one per stage")
+        value = value[:, None]
+    elif value.ndim == 2 and value.shape != (stages, microbatches):
+        raise ScheduleError(f"{field} has shape {value.shape} and the schedule has {stages} stages and {microbatches} microbatches")
+    return np.broadcast_to(value, (stages, microbatches))

@@ -1,0 +1,119 @@
+"""Running a schedule: :func:`simulate`."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from pipesim.cluster import Cluster
+from pipesim.costs import CostModel, UniformCosts
+from pipesim.engine.program import Program
+from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.memory import Footprint
+from pipesim.op import Kind
+from pipesim.schedule import Schedule
+from pipesim.timeline import Timeline
+
+__all__ = ["ENGINES", "simulate"]
+
+ENGINES = ("auto", "simpy")
+
+
+def simulate(
+    schedule: Schedule,
+    costs: CostModel | None = None,
+    *,
+    cluster: Cluster | None = None,
+    steps: int = 1,
+    barrier: bool = True,
+    engine: Literal["auto", "simpy"] = "auto",
+) -> Timeline:
+    """Runs a schedule and returns its timeline.
+
+    Every device works through its stream strictly in order; an op starts when the device is free and all its inputs have
+    arrived. A message leaves when its producer ends, and ``arrival = (max(sent, link free) + bytes / bandwidth) + latency``.
+
+    Args:
+        schedule: What to run; it is checked first.
+        costs: Durations and bytes; F = I = W = 1 slot by default.
+        cluster: Speeds, capacities and links; by default free links, or those that the costs name.
+        steps: How often to run a flush schedule.
+        barrier: Whether all devices wait for each other before the optimizer, as frameworks do for the global norm.
+        engine: ``"simpy"``, or ``"auto"`` for the fastest that covers the run.
+
+    Returns:
+        The run, ``source="simulated"``. The same input gives the same run, bit for bit.
+
+    Raises:
+        ScheduleError: The input is wrong.
+        DeadlockError: The schedule cannot finish; the text says which op every device is stuck at.
+
+    Examples:
+        >>> from pipesim import generate
+        >>> simulate(generate("gpipe", devices=4, microbatches=8), UniformCosts(forward=1, backward=2)).makespan
+        33.0
+    """
+    if engine not in ENGINES:
+        raise ScheduleError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}{did_you_mean(str(engine), ENGINES)}")
+    schedule.check()
+    steps = require_count("steps", steps)
+    costs = UniformCosts() if costs is None else costs
+    cluster = _cluster(costs, cluster, schedule)
+    _refuse(schedule, steps)
+    schedule, durations = _with_timed_updates(schedule, costs)
+    durations = durations / cluster.speeds(schedule.num_devices)[schedule.slot_device]
+    footprint = Footprint.of(schedule, costs)
+    program = Program(schedule, durations, footprint.message, cluster, steps, barrier)
+
+    from pipesim.engine import simpy_engine
+
+    times = simpy_engine.run(program)
+    info = {"engine": "simpy", "costs": getattr(costs, "name", type(costs).__name__), "cluster": cluster.name}
+    capacity = cluster.capacities(schedule.num_devices)
+    # an asynchronous run is one long run: its updates wait for no barrier
+    return Timeline(schedule, *times, footprint, capacity, costs.unit, program.barrier, "simulated", info)
+
+
+def _cluster(costs: CostModel, cluster: Cluster | None, schedule: Schedule) -> Cluster:
+    latency, bandwidth = getattr(costs, "latency", None), getattr(costs, "bandwidth", None)
+    if cluster is None:
+        return Cluster.uniform(latency or 0.0, bandwidth, unit=costs.unit)
+    if cluster.unit != costs.unit:
+        mine, theirs = ("seconds" if unit == "s" else "slots" for unit in (costs.unit, cluster.unit))
+        raise ScheduleError(f"the costs are in {mine} and the cluster {cluster.name!r} is in {theirs}; give costs in {theirs}")
+    has_links = cluster.inside != Cluster().inside or cluster.between is not None or cluster.links
+    for name, value in (("latency", latency), ("bandwidth", bandwidth)):
+        if value is not None and has_links:
+            raise ScheduleError(f"both the costs and the cluster {cluster.name!r} give the {name} of links; leave one out")
+    if not has_links and (latency is not None or bandwidth is not None):
+        cluster = Cluster(inside=Cluster.uniform(latency or 0.0, bandwidth).inside, device=cluster.device, devices=cluster.devices, unit=cluster.unit, name=cluster.name)
+    cluster.check(schedule.num_devices)
+    return cluster
+
+
+def _refuse(schedule: Schedule, steps: int) -> None:
+    if steps > 1 and schedule.weights != "flush":
+        raise ScheduleError(f"an asynchronous schedule (weights {schedule.weights!r}) is one long run; generate more microbatches instead of steps = {steps}")
+    listed = [kind.name for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B) if schedule.has(kind)]
+    if listed:
+        raise ScheduleError(
+            f"the schedule lists {', '.join(listed)}; messages follow from the data flow here, so run schedule.without_communication() (--drop-communication)"
+        )
+    if schedule.has(Kind.OFFLOAD, Kind.RELOAD):
+        raise ScheduleError("the schedule lists OFFLOAD or RELOAD, which this engine does not run")
+
+
+def _with_timed_updates(schedule: Schedule, costs: CostModel) -> tuple[Schedule, np.ndarray]:
+    """Lists the updates that a flush schedule leaves out, if they take time. Others could only stretch spans to the barrier."""
+    full = schedule.with_updates()
+    durations = np.asarray(costs.durations(full), dtype=np.float64)
+    if durations.shape != (full.num_slots,) or not all(map(math.isfinite, (durations.min(), durations.max()))) or durations.min() < 0:
+        raise ScheduleError(f"the cost model {type(costs).__name__} gives durations of shape {durations.shape}; right is ({full.num_slots},), finite and at least 0")
+    if full is schedule:
+        return schedule, durations
+    update = full.kind[full.slot_row] == int(Kind.U)
+    if durations[update].any():
+        return full, durations
+    return schedule, durations[~update]

@@ -1,0 +1,249 @@
+"""The reference engine: one SimPy process per device over a transport. The only file that imports SimPy.
+
+A device is ``for slot: receive ...; timeout; send ...``. It yields only where it must wait. How messages travel is the
+transport's affair: it has ``send(message)`` and ``receive(message) -> Event | None``, and that is where blocking,
+rendezvous or shared links fit in.
+
+Times are exact: an event at ``now + delay`` is what the formulas add up, so links keep a queue and real events. (A
+remembered "free at" time is not exact in float64: now + (t - now) may differ from t.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+from simpy.events import Event
+
+from pipesim.engine.deadlock import explain
+from pipesim.engine.program import Program, Times
+
+__all__ = ["run"]
+
+
+class Arrival(Event):
+    """The arrival of one message; may be waited for before anybody knows when it will be."""
+
+    __slots__ = ()
+
+    def after(self, delay: float) -> None:
+        """Schedules the arrival; what Timeout does in its constructor."""
+        self._ok = True
+        self._value = None
+        self.env.schedule(self, delay=delay)
+
+
+class Transport:
+    """Messages that only take their link's latency, and do not queue.
+
+    Attributes:
+        arrivals: The arrival of each message (step x messages + message), made by whoever comes first, sender or receiver.
+    """
+
+    def __init__(self, env: simpy.Environment, program: Program) -> None:
+        self.env = env
+        self.count = len(program.messages)
+        self.latency: list[float] = program.latency.tolist()
+        self.arrivals: list[Arrival | None] = [None] * (self.count * program.steps)
+
+    def send(self, message: int) -> None:
+        """Takes a message whose producer has just ended."""
+        self._arrive(message)
+
+    def receive(self, message: int) -> Event | None:
+        """Returns what to wait for, or None if the message is there."""
+        arrival = self.arrivals[message]
+        if arrival is None:
+            arrival = self.arrivals[message] = Arrival(self.env)
+        return None if arrival.callbacks is None else arrival
+
+    def _arrive(self, message: int) -> None:
+        arrival = self.arrivals[message]
+        if arrival is None:
+            arrival = self.arrivals[message] = Arrival(self.env)
+        arrival.after(self.latency[message % self.count])
+
+
+class QueueingTransport(Transport):
+    """Links with a bandwidth: each serves one message at a time, first come first served."""
+
+    def __init__(self, env: simpy.Environment, program: Program) -> None:
+        super().__init__(env, program)
+        self.transfer: list[float] = program.transfer.tolist()
+        # None for a message whose link has no bandwidth
+        links = [Link(self) for _ in range(int(program.link.max()) + 1)]
+        self.links = [links[number] if queued else None for number, queued in zip(program.link.tolist(), program.queued.tolist(), strict=True)]
+        self.departed: list[float] = [0.0] * len(self.arrivals)
+
+    def send(self, message: int) -> None:
+        """Takes a message whose producer has just ended, and queues it on its link."""
+        link = self.links[message % self.count]
+        if link is None:
+            self.departed[message] = self.env.now
+            self._arrive(message)
+        elif link.busy:
+            link.queue.append(message)
+        else:
+            link.serve(message)
+
+
+class Link:
+    """One direction between two devices. Only its source device sends on it, so program order is arrival order."""
+
+    __slots__ = ("busy", "queue", "transport")
+
+    def __init__(self, transport: QueueingTransport) -> None:
+        self.transport = transport
+        self.busy = False
+        self.queue: deque[int] = deque()
+
+    def serve(self, message: int) -> None:
+        """Starts the transfer of a message."""
+        self.busy = True
+        transport = self.transport
+        transport.departed[message] = transport.env.now
+        transfer = transport.env.timeout(transport.transfer[message % transport.count], message)
+        transfer.callbacks.append(self._transferred)
+
+    def _transferred(self, transfer: Event) -> None:
+        self.transport._arrive(transfer.value)
+        if self.queue:
+            self.serve(self.queue.popleft())
+        else:
+            self.busy = False
+
+
+class Meeting:
+    """Something that begins when everybody has come: a barrier, or a gradient reduction over replicas."""
+
+    __slots__ = ("everybody", "missing")
+
+    def __init__(self, env: simpy.Environment, missing: int) -> None:
+        self.missing = missing
+        self.everybody = env.event()
+        if not missing:
+            self.everybody.succeed()
+
+    def arrive(self) -> None:
+        """One more has come."""
+        self.missing -= 1
+        if not self.missing:
+            self.everybody.succeed()
+
+
+def run(program: Program) -> Times:
+    """Runs a program to its end.
+
+    Raises:
+        DeadlockError: Some device cannot go on.
+    """
+    env = simpy.Environment()
+    transport = (QueueingTransport if program.queued.any() else Transport)(env, program)
+    total = program.schedule.num_slots * program.steps
+    state = _State(env, program, start=[0.0] * total, end=[0.0] * total)
+    incoming = _grouped(program.messages.target_slot, program.schedule.num_slots)
+    outgoing = _grouped(program.messages.source_slot, program.schedule.num_slots)
+    durations = program.durations.tolist()
+    for device in program.used_devices.tolist():
+        bounds = program.schedule.device_slots[device : device + 2].tolist()
+        work = [(slot, durations[slot], incoming[slot], outgoing[slot]) for slot in range(*bounds)]
+        env.process(_device(device, work, transport, state))
+    env.run()
+    # SimPy's run() returns silently when nothing is scheduled any more, so unfinished devices are looked for here. The
+    # error is raised outside of processes, because SimPy re-raises a process's exception as type(e)(*e.args).
+    if any(position < total for position in state.position.values()):
+        raise explain(program, state.position)
+    shape = (program.steps, program.schedule.num_slots)
+    start, end = np.array(state.start).reshape(shape), np.array(state.end).reshape(shape)
+    sent = end[:, program.messages.source_slot]
+    departed = np.array(transport.departed).reshape(program.steps, -1) if isinstance(transport, QueueingTransport) else sent
+    # the same sums, in the same order, as the events made them
+    arrived = (departed + program.transfer) + program.latency
+    return start, end, sent, departed, arrived
+
+
+class _State:
+    """What the devices of one run share.
+
+    Attributes:
+        start: Start of every slot, step after step.
+        end: End of every slot.
+        position: Device to the slot (step x slots + slot) that it is at; past the last one when it has finished.
+        barriers: One meeting per step, or None.
+        before: Slot (step x slots + slot) to the meetings that it waits for.
+        after: The same, to the meetings that it comes to when it ends.
+    """
+
+    def __init__(self, env: simpy.Environment, program: Program, start: list[float], end: list[float]) -> None:
+        self.env, self.program, self.start, self.end = env, program, start, end
+        self.position = dict.fromkeys(program.used_devices.tolist(), 0)
+        self.barriers = [Meeting(env, len(self.position)) for _ in range(program.steps)] if program.barrier else None
+        self.before: dict[int, list[Meeting]] = {}
+        self.after: dict[int, list[Meeting]] = {}
+        for step in range(program.steps):
+            offset = step * program.schedule.num_slots
+            for gradients, updates in program.reductions:
+                meeting = Meeting(env, len(gradients))
+                for slot in gradients:
+                    self.after.setdefault(offset + slot, []).append(meeting)
+                for slot in updates:
+                    self.before.setdefault(offset + slot, []).append(meeting)
+
+
+def _device(
+    device: int,
+    work: Sequence[tuple[int, float, Sequence[int], Sequence[int]]],
+    transport: Transport,
+    state: _State,
+) -> Generator[Event, Any, None]:
+    """The life of one device: its stream, slot by slot, step by step."""
+    env, program, position, start, end = state.env, state.program, state.position, state.start, state.end
+    receive, send, timeout = transport.receive, transport.send, env.timeout
+    before, after = state.before, state.after
+    hooked = bool(before)
+    gate, slots = int(program.barrier_slots[device]), program.schedule.num_slots
+    for step in range(program.steps):
+        first_message, first_slot = step * transport.count, step * slots
+        for slot, duration, inputs, outputs in work:
+            at = first_slot + slot
+            position[device] = at
+            if slot == gate:
+                yield from _meet(state.barriers[step])  # type: ignore[index]  # there is a gate only where there are barriers
+            if hooked:
+                for meeting in before.get(at, ()):
+                    if not meeting.everybody.processed:
+                        yield meeting.everybody
+            for message in inputs:
+                arrival = receive(first_message + message)
+                if arrival is not None:
+                    yield arrival
+            start[at] = env.now
+            yield timeout(duration)
+            end[at] = env.now
+            for message in outputs:
+                send(first_message + message)
+            if hooked:
+                for meeting in after.get(at, ()):
+                    meeting.arrive()
+        # a device without updates meets the others where they would stand, at the end of its stream
+        position[device] = (step + 1) * slots
+        if gate < 0 and state.barriers is not None:
+            yield from _meet(state.barriers[step])
+
+
+def _meet(meeting: Meeting) -> Generator[Event, Any, None]:
+    meeting.arrive()
+    if not meeting.everybody.processed:
+        yield meeting.everybody
+
+
+def _grouped(slot_of_message: NDArray[np.int64], slots: int) -> list[Sequence[int]]:
+    """Per slot, its messages in ascending order."""
+    groups: list[Sequence[int]] = [()] * slots
+    for message, slot in enumerate(slot_of_message.tolist()):
+        groups[slot] = (*groups[slot], message)
+    return groups

@@ -1,0 +1,266 @@
+"""Memory over time: what each device holds, by category.
+
+An activation is allocated when its F starts and released when its B ends. With a split backward a declared part goes when
+I ends and the rest when W ends. With recomputation F keeps only the stage's input, and the whole lives from the start of
+the recomputation to the end of the backward.
+
+The changes of one lane apply in stream order (allocate at a slot's start, release at its end), so that peaks do not
+depend on zero durations; messages are merged in by time, releases before allocations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipesim.errors import ScheduleError
+from pipesim.op import Kind, Slot
+
+if TYPE_CHECKING:
+    from pipesim.costs.model import CostModel
+    from pipesim.schedule import Schedule
+    from pipesim.timeline import Timeline
+
+__all__ = ["CATEGORIES", "Footprint", "MemoryCurve", "Overflow", "activation_levels", "first_overflow", "memory_curve", "peak_memory"]
+
+Floats = NDArray[np.float64]
+
+CATEGORIES = ("weights", "gradients", "optimizer", "weight versions", "activations", "communication")
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """The bytes that memory curves are made of; a saved Timeline carries them.
+
+    Attributes:
+        kept: (stages, microbatches) allocated when F starts.
+        freed_by_input_grad: (stages, microbatches) the part that goes when I ends.
+        rebuilt: (stages, microbatches) allocated when a recomputation starts.
+        static: Category to (devices,) bytes that are there all the time.
+        message: (messages,) bytes.
+    """
+
+    kept: Floats
+    freed_by_input_grad: Floats
+    rebuilt: Floats
+    static: Mapping[str, Floats]
+    message: Floats
+
+    @classmethod
+    def of(cls, schedule: Schedule, costs: CostModel) -> Footprint:
+        """Asks a cost model for its bytes and places them on devices."""
+        activation = costs.activation_bytes(schedule)
+        static = {category: np.zeros(schedule.num_devices) for category in ("weights", "gradients", "optimizer", "weight versions")}
+        stages = {category: np.asarray(values, dtype=np.float64) for category, values in costs.stage_bytes(schedule).items()}
+        for device, owned in enumerate(schedule.device_stages):
+            for category, values in stages.items():
+                static.setdefault(category, np.zeros(schedule.num_devices))[device] += values[list(owned)].sum() if owned else 0.0
+        if schedule.weights != "flush" and "weights" in stages and stages["weights"].any():
+            for (device, stage), versions in schedule.staleness.num_versions.items():
+                static["weight versions"][device] += (versions - 1) * stages["weights"][stage]
+        kept, freed, rebuilt = (np.asarray(values, dtype=np.float64) for values in activation)
+        return cls(kept, np.minimum(freed, kept + rebuilt), rebuilt, static, np.asarray(costs.message_bytes(schedule), dtype=np.float64))
+
+
+def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, rebuilt: Any) -> tuple[Floats, Floats]:
+    """Returns (slots,) bytes allocated at each slot's start, and (slots,) bytes released at its end.
+
+    Args:
+        schedule: A checked schedule.
+        kept: (stages, microbatches) or a scalar, as in :class:`Footprint`.
+        freed_by_input_grad: The same.
+        rebuilt: The same.
+    """
+    start, end = np.zeros(schedule.num_slots), np.zeros(schedule.num_slots)
+    shape = (schedule.num_stages, schedule.num_microbatches)
+    kept, freed, rebuilt = (np.broadcast_to(np.asarray(values, dtype=np.float64), shape) for values in (kept, freed_by_input_grad, rebuilt))
+    slot = schedule.row_slot
+    forward, half, backward = schedule.rows_of(Kind.F), schedule.rows_of(Kind.I), schedule.backward_rows
+    np.add.at(start, slot[forward], kept)
+    split = half >= 0
+    np.add.at(end, slot[schedule.release_rows], kept + rebuilt - np.where(split, freed, 0.0))
+    if split.any() and freed.any():
+        np.add.at(end, slot[half[split]], freed[split])
+    if rebuilt.any():
+        # the recomputation is an op of its own, or the first part of the backward
+        listed = schedule.rows_of(Kind.R)
+        begins = np.where(listed >= 0, listed, backward)
+        there = begins >= 0
+        np.add.at(start, slot[begins[there]], rebuilt[there])
+    return start, end
+
+
+def peak_levels(schedule: Schedule, start: Floats, end: Floats) -> Floats:
+    """(devices,) the highest level that changes at slots' starts and ends reach, each device from 0."""
+    result = np.zeros(schedule.num_devices)
+    for device in range(schedule.num_devices):
+        slots = slice(schedule.device_slots[device], schedule.device_slots[device + 1])
+        level = np.cumsum(start[slots] - end[slots]) + end[slots]  # after each start
+        result[device] = level.max(initial=0.0)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurve:
+    """What one device holds over time: a step function, in bytes or units.
+
+    Attributes:
+        device: The device.
+        times: (points,) ascending; the values of point k hold until point k + 1.
+        categories: Category to (points,) bytes.
+        unit: ``"s"`` (bytes) or ``"slot"`` (units).
+    """
+
+    device: int
+    times: Floats
+    categories: Mapping[str, Floats]
+    unit: str
+
+    @property
+    def total(self) -> Floats:
+        """(points,) all categories together."""
+        return np.sum(list(self.categories.values()), axis=0)
+
+    @property
+    def peak(self) -> float:
+        """The highest total."""
+        return float(self.total.max(initial=0.0))
+
+    @property
+    def peak_time(self) -> float:
+        """When the highest total is first reached."""
+        return float(self.times[int(np.argmax(self.total))])
+
+    @property
+    def peak_categories(self) -> dict[str, float]:
+        """What the peak consists of."""
+        at = int(np.argmax(self.total))
+        return {category: float(values[at]) for category, values in self.categories.items()}
+
+    def at(self, time: float) -> float:
+        """The total at a time; 0 before the first point.
+
+        Examples:
+            >>> from pipesim import UniformCosts, generate, simulate
+            >>> curve = simulate(generate("1f1b", 4, 8), UniformCosts(forward=1, backward=2)).memory(device=0)
+            >>> curve.peak, curve.peak_time, curve.at(0.5)
+            (4.0, 3.0, 1.0)
+        """
+        index = int(np.searchsorted(self.times, time, side="right")) - 1
+        return float(self.total[index]) if index >= 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first op that does not fit on a device.
+
+    Attributes:
+        device: The device.
+        op: The op, or None where what is there all the time does not fit.
+        time: When it starts.
+        needed: Bytes in all at that moment.
+        capacity: Bytes that there are.
+    """
+
+    device: int
+    op: Slot | None
+    time: float
+    needed: float
+    capacity: float
+
+
+# Order of events at one time: messages let go, then the lane in its own order, then messages take.
+_RELEASE, _LANE, _TAKE = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Events:
+    """Changes on one device in the order in which they apply; slot is -1 for a message."""
+
+    times: Floats
+    change: Floats
+    activation: NDArray[np.bool_]
+    slot: NDArray[np.int64]
+
+
+def _events(timeline: Timeline, device: int) -> _Events:
+    schedule, footprint = timeline.schedule, timeline.footprint
+    slots = np.arange(schedule.device_slots[device], schedule.device_slots[device + 1])
+    up, down = timeline._activation_changes
+    # lane: start and end of each slot in turn, step after step
+    times = np.stack([timeline.start[:, slots], timeline.end[:, slots]], axis=2).ravel()
+    change = np.tile(np.stack([up[slots], -down[slots]], axis=1).ravel(), timeline.steps)
+    slot = np.tile(np.repeat(slots, 2), timeline.steps)
+    parts = [(times, change, np.full(len(times), _LANE), slot)]
+    if footprint.message.any():
+        found = timeline.messages
+        outgoing, incoming = np.flatnonzero(found.source_device == device), np.flatnonzero(found.target_device == device)
+        consumed = timeline.start[:, found.target_slot]
+        # the sender holds a message until it has arrived, the receiver from when the link takes it until the op that needs it starts
+        for own, begin, finish in ((outgoing, timeline.sent, timeline.arrived), (incoming, timeline.departed, consumed)):
+            size = np.tile(footprint.message[own], timeline.steps)
+            none = np.full(len(size), -1)
+            parts.append((begin[:, own].ravel(), size, np.full(len(size), _TAKE), none))
+            parts.append((finish[:, own].ravel(), -size, np.full(len(size), _RELEASE), none))
+    times, change, rank, slot = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # The lane's own order must survive the merge even if times were to tie; lexsort is stable.
+    order = np.lexsort((rank, times))
+    return _Events(times[order], change[order], rank[order] == _LANE, slot[order])
+
+
+def memory_curve(timeline: Timeline, device: int) -> MemoryCurve:
+    """The curve of one device; see :meth:`Timeline.memory`."""
+    if isinstance(device, bool) or not 0 <= device < timeline.schedule.num_devices:
+        raise ScheduleError(f"there is no device {device!r}; devices are 0..{timeline.schedule.num_devices - 1}")
+    events = _events(timeline, device)
+    first = timeline.first_start
+    times = np.concatenate([[first], events.times])
+    categories = {}
+    for category in CATEGORIES:
+        static = timeline.footprint.static.get(category)
+        base = 0.0 if static is None else float(static[device])
+        own = {"activations": events.activation, "communication": ~events.activation}.get(category)
+        moving = np.zeros(len(times)) if own is None else np.concatenate([[0.0], np.cumsum(np.where(own, events.change, 0.0))])
+        if own is not None:
+            moving = _without_dust(moving, events.change)
+        categories[category] = base + moving
+    return MemoryCurve(device, times, categories, timeline.unit)
+
+
+def _without_dust(level: Floats, change: Floats) -> Floats:
+    """Sums of floats leave dust such as 1e-17 where a level is back at 0; nothing real is that small beside its largest change."""
+    scale = np.abs(change).max(initial=0.0)
+    return np.where(np.abs(level) < 1e-12 * scale * max(1, len(change)), 0.0, level)
+
+
+def peak_memory(timeline: Timeline) -> Floats:
+    """(devices,) the highest total on each device."""
+    if not timeline.footprint.message.any():  # then nothing depends on time, and the stream order alone says it
+        static = np.sum(list(timeline.footprint.static.values()), axis=0)
+        return np.asarray(static + peak_levels(timeline.schedule, *timeline._activation_changes))
+    return np.array([memory_curve(timeline, device).peak for device in range(timeline.schedule.num_devices)])
+
+
+def first_overflow(timeline: Timeline, device: int) -> Overflow | None:
+    """The first op that does not fit on a device, or None; see :meth:`Timeline.overflows`."""
+    capacity = float(timeline.capacity[device])
+    if not np.isfinite(capacity):
+        return None
+    curve = memory_curve(timeline, device)
+    over = np.flatnonzero(curve.total > capacity * (1 + 1e-12))
+    if not len(over):
+        return None
+    point = int(over[0])
+    if point == 0:
+        return Overflow(device, None, timeline.first_start, float(curve.total[0]), capacity)
+    events = _events(timeline, device)
+    slot = int(events.slot[point - 1])
+    # a message has no slot on this device's lane: the op beside it is the one that starts next
+    if slot < 0:
+        later = np.flatnonzero(events.slot[point - 1 :] >= 0)
+        slot = int(events.slot[point - 1 + later[0]]) if len(later) else int(timeline.schedule.device_slots[device + 1]) - 1
+    return Overflow(device, timeline.schedule.slot(slot), float(curve.times[point]), float(curve.total[point]), capacity)

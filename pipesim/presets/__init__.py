@@ -1,0 +1,1 @@
+"""Measured and catalogue figures that ship with pipesim, as TOML files."""

@@ -1,0 +1,169 @@
+"""Schedules by name: what is installed, and what a user points at.
+
+A name is found through the entry point group ``pipesim.schedules``, each entry a ``dict[str, callable]``; the built-in
+schedules come through that same door. Everywhere a name is accepted, so are ``module:function``, ``file.py:function``
+and the name of a file in CSV or text form.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.schedule import Schedule
+
+__all__ = ["Generator", "available", "find", "generate", "is_file", "options_of", "read_file"]
+
+Generator = Callable[..., Schedule]
+
+GROUP = "pipesim.schedules"
+
+
+@cache
+def available() -> Mapping[str, Generator]:
+    """Returns every installed generator by its lower-case name, aliases included.
+
+    Raises:
+        ScheduleError: A package's entry is no dictionary of functions, or two packages use one name.
+
+    Examples:
+        >>> "1f1b" in available()
+        True
+    """
+    found: dict[str, Generator] = {}
+    owner: dict[str, str] = {}
+    # the built-in pack first, then by name, so that the order of installation does not matter
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name != "builtin", entry.name, entry.value)):
+        pack = entry.load()
+        if not isinstance(pack, Mapping) or not all(isinstance(name, str) and callable(function) for name, function in pack.items()):
+            raise ScheduleError(f"the entry point {entry.name!r} ({entry.value}) in group {GROUP} must be a dict of name: function")
+        for name, function in pack.items():
+            key = name.lower()
+            if key in found and found[key] is not function:
+                raise ScheduleError(f"two packages name a schedule {key!r}: {owner[key]} and {entry.value}")
+            found[key], owner[key] = function, entry.value
+    return found
+
+
+def is_file(name: str) -> bool:
+    """Whether the name means a file that lists ops, and not a generator."""
+    return Path(name).suffix.lower() in (".csv", ".txt") or (name.lower() not in available() and ":" not in name and Path(name).is_file())
+
+
+def find(name: str) -> Generator:
+    """Returns the generator that a name means.
+
+    Args:
+        name: An installed name in any case, ``module:function``, or ``file.py:function``.
+
+    Raises:
+        ScheduleError: There is none; the text suggests the nearest name.
+
+    Examples:
+        >>> find("GPipe").__name__
+        'gpipe'
+    """
+    known = available()
+    if name.lower() in known:
+        return known[name.lower()]
+    module_name, colon, function_name = name.rpartition(":")
+    if not colon or not module_name:
+        hint = did_you_mean(name, known)
+        raise ScheduleError(f"there is no schedule {name!r}{hint or '; known: ' + ', '.join(known)} (also accepted: module:function, file.py:function, file.csv)")
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name, name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ScheduleError(f"{module_name} has no function {function_name!r}{did_you_mean(function_name, functions)}")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_module(module_name: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ScheduleError(f"{name}: there is no module {error.name!r}; for a file write path/to/file.py:function") from None
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ScheduleError(f"{path} is not a file")
+    spec = importlib.util.spec_from_file_location(f"_pipesim_user_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the suffix is .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ScheduleError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def options_of(generator: Generator) -> dict[str, inspect.Parameter]:
+    """The keyword options of a generator, which become options on the command line.
+
+    Examples:
+        >>> list(options_of(find("1f1b")))
+        ['policy', 'max_in_flight']
+    """
+    parameters = list(inspect.signature(generator, eval_str=True).parameters.values())
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def generate(name: str, devices: int, microbatches: int, **options: Any) -> Schedule:
+    """Generates a schedule by name, checked.
+
+    Args:
+        name: An installed name (see ``pipesim list``), ``module:function`` or ``file.py:function``.
+        devices: Number of devices.
+        microbatches: Number of microbatches, in all.
+        **options: The generator's own options.
+
+    Raises:
+        ScheduleError: The name, a size or an option is wrong, or what the generator returned is no legal schedule.
+
+    Examples:
+        >>> print(generate("1f1b", devices=2, microbatches=2))
+        name: 1f1b
+        device 0 | 0F0 0F1 0B0 0B1
+        device 1 | 1F0 1B0 1F1 1B1
+    """
+    generator = find(name)
+    devices, microbatches = require_count("devices", devices), require_count("microbatches", microbatches)
+    known = options_of(generator)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(generator).parameters.values())
+    for option in options:
+        if option not in known and not takes_any:
+            hint = did_you_mean(option, known) or (f"; its options are {', '.join(known)}" if known else "; it has no options")
+            raise ScheduleError(f"schedule {name!r} has no option {option!r}{hint}")
+    schedule = generator(devices, microbatches, **options)
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"{name} returned {type(schedule).__name__}; a generator returns a pipesim.Schedule")
+    return schedule.check()
+
+
+def read_file(path: str, **options: Any) -> Schedule:
+    """Reads a schedule from a file: CSV if it ends so, else the text form.
+
+    Args:
+        path: The file.
+        **options: As for :meth:`Schedule.from_csv`.
+
+    Raises:
+        ScheduleError: The file is no schedule.
+        OSError: It cannot be read.
+    """
+    if Path(path).suffix.lower() == ".csv":
+        return Schedule.from_csv(path, **options)
+    from pipesim.files import read_limited
+
+    options.setdefault("name", Path(path).stem)
+    return Schedule.from_text(read_limited(path), **{key: value for key, value in options.items() if value is not None})

@@ -1,0 +1,479 @@
+"""A schedule: one ordered stream of ops per device, stored as columns.
+
+Nothing is stored that the streams already say. Where a stage lives, how many microbatches there are and which stages
+have replicas is derived from where the ops are listed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipesim.errors import ScheduleError
+from pipesim.op import Kind, Op, Pair, Slot, parse_op
+
+__all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy"]
+
+WeightPolicy = Literal["flush", "stash", "double_buffer", "latest", "predict"]
+WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
+
+_LAST_COMPUTE = int(Kind.U)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """Streams of ops, one per device, with what they mean for weights and data flow.
+
+    Make one with :meth:`from_streams`, :meth:`from_columns`, :meth:`from_text`, :meth:`from_csv` or
+    ``pipesim.generate``. Rows are sorted by device and, within a device, by position in its stream.
+
+    Attributes:
+        name: What to call it.
+        num_devices: Devices, of which some may have no ops.
+        device: (rows,) int32, the device of each row, ascending.
+        stage: (rows,) int32.
+        kind: (rows,) int8, values of :class:`Kind`.
+        microbatch: (rows,) int32; -1 where the kind has none; the number of the update for ``U``.
+        joined: (rows,) bool, True where the row shares its slot with the row before (the second half of a pair).
+        graph: Edges (from stage, to stage) of the stage graph, or None for the chain 0 → 1 → … .
+        weights: The weight policy: ``flush`` is synchronous; ``stash`` keeps a version per microbatch in flight
+            (PipeDream), ``double_buffer`` keeps two (2BW), ``latest`` one (PipeMare), ``predict`` two (SpecTrain).
+        offload_to: The device to which a device offloads activations, or None for the host.
+
+    Examples:
+        >>> schedule = Schedule.from_text("0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1")
+        >>> schedule.num_devices, schedule.num_stages, schedule.num_microbatches
+        (2, 2, 2)
+        >>> schedule.check() is schedule
+        True
+    """
+
+    name: str
+    num_devices: int
+    device: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    microbatch: NDArray[np.int32]
+    joined: NDArray[np.bool_]
+    graph: tuple[tuple[int, int], ...] | None = None
+    weights: WeightPolicy = "flush"
+    offload_to: Mapping[int, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for column in (self.device, self.stage, self.kind, self.microbatch, self.joined):
+            column.setflags(write=False)
+        if self.weights not in WEIGHT_POLICIES:
+            raise ScheduleError(f"weights must be one of {', '.join(WEIGHT_POLICIES)}, got {self.weights!r}")
+
+    # -- making one ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_columns(
+        cls,
+        devices: Sequence[tuple[ArrayLike, ...]],
+        *,
+        name: str = "schedule",
+        graph: Iterable[tuple[int, int]] | None = None,
+        weights: WeightPolicy = "flush",
+        offload_to: Mapping[int, int | None] | None = None,
+    ) -> Schedule:
+        """Builds a schedule from arrays, which is how large ones stay cheap.
+
+        Args:
+            devices: Per device (stage, kind, microbatch) or (stage, kind, microbatch, joined): arrays of one length,
+                or scalars, which stand for every row.
+            name: What to call it.
+            graph: Edges of the stage graph; None for the chain.
+            weights: The weight policy.
+            offload_to: Device to offload target.
+
+        Raises:
+            ScheduleError: The columns of a device differ in length.
+
+        Examples:
+            >>> str(Schedule.from_columns([(0, [Kind.F, Kind.B], 0)])).splitlines()[-1]
+            'device 0 | 0F0 0B0'
+        """
+        columns: list[list[NDArray[Any]]] = [[], [], [], []]
+        lengths = []
+        for number, rows in enumerate(devices):
+            if len(rows) == 3:
+                rows = (*rows, False)
+            arrays = [np.asarray(column) for column in rows]
+            length = max((array.size for array in arrays if array.ndim), default=1)
+            for column, array in zip(columns, arrays, strict=True):
+                if array.ndim and array.size != length:
+                    sizes = [a.size for a in arrays]
+                    raise ScheduleError(f"device {number}: stage, kind, microbatch and joined have lengths {sizes}; they must agree")
+                column.append(np.broadcast_to(array, (length,)))
+            lengths.append(length)
+        types = (np.int32, np.int8, np.int32, np.bool_)
+        stage, kind, microbatch, joined = (
+            np.concatenate(column).astype(dtype) if column else np.zeros(0, dtype) for column, dtype in zip(columns, types, strict=True)
+        )
+        device = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        return cls(name, len(lengths), device, stage, kind, microbatch, joined, _edges(graph), weights, dict(offload_to or {}))
+
+    @classmethod
+    def from_streams(
+        cls,
+        streams: Iterable[Iterable[Slot | str | tuple[int, Any, int | None]]],
+        *,
+        name: str = "schedule",
+        graph: Iterable[tuple[int, int]] | None = None,
+        weights: WeightPolicy = "flush",
+        offload_to: Mapping[int, int | None] | None = None,
+        placement: Mapping[int, int | Sequence[int]] | None = None,
+    ) -> Schedule:
+        """Builds a schedule from one list of ops per device; an op is an :class:`Op`, a :class:`Pair` or a text.
+
+        Args:
+            streams: Per device, its ops in order.
+            name: What to call it.
+            graph: Edges of the stage graph; None for the chain.
+            weights: The weight policy.
+            offload_to: Device to offload target.
+            placement: Where each stage is expected, stage to device(s). An op listed elsewhere is then an error;
+                without it, it would be a replica of its stage.
+
+        Raises:
+            ScheduleError: A text is no op, or an op stands on a device that does not own its stage.
+
+        Examples:
+            >>> Schedule.from_streams([["0F0", "0B0"], ["1F0", "1B0"]], placement={0: 0, 1: 1}).num_stages
+            2
+        """
+        devices = []
+        for stream in streams:
+            rows: list[tuple[int, int, int, bool]] = []
+            for item in stream:
+                slot = parse_op(item) if isinstance(item, str) else item
+                if isinstance(slot, Pair):
+                    rows.append(_row(slot.first, False))
+                    rows.append(_row(slot.second, True))
+                else:
+                    rows.append(_row(slot, False))
+            devices.append(tuple(np.array(rows, dtype=np.int64).reshape(-1, 4).T))
+        schedule = cls.from_columns(devices, name=name, graph=graph, weights=weights, offload_to=offload_to)
+        if placement is not None:
+            schedule.check_placement(placement)
+        return schedule
+
+    @classmethod
+    def from_text(cls, text: str, *, legacy: bool = False, **options: Any) -> Schedule:
+        """Reads what ``str(schedule)`` writes; see :mod:`pipesim.formats` for the form and the options."""
+        from pipesim import formats
+
+        return formats.read_text(text, legacy=legacy, **options)
+
+    @classmethod
+    def from_csv(cls, source: str | os.PathLike[str], *, legacy: bool = False, **options: Any) -> Schedule:
+        """Reads a file in PyTorch's CSV format, one row per device; see :mod:`pipesim.formats`."""
+        from pipesim import formats
+
+        return formats.read_csv(source, legacy=legacy, **options)
+
+    def to_csv(self, target: str | os.PathLike[str]) -> None:
+        """Writes PyTorch's CSV format, which its own runtime loads."""
+        from pipesim import formats
+
+        formats.write_csv(self, target)
+
+    # -- looking at it ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of rows: ops, the halves of a pair counted each."""
+        return len(self.stage)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal streams, stage graph, weight policy and offload targets; the name does not count."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            self.num_devices == other.num_devices
+            and (self.stage_edges, self.weights, dict(self.offload_to)) == (other.stage_edges, other.weights, dict(other.offload_to))
+            and all(np.array_equal(a, b) for a, b in zip(self._columns, other._columns, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.device, self.stage, self.kind, self.microbatch, self.joined
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule {self.name!r}: {self.num_devices} devices, {self.num_stages} stages, "
+            f"{self.num_microbatches} microbatches, {len(self)} ops, weights {self.weights}>"
+        )
+
+    def __str__(self) -> str:
+        from pipesim import formats
+
+        return formats.write_text(self)
+
+    def _repr_svg_(self) -> str:
+        from pipesim.viz import svg  # the one kind of upward import there is: a rich repr
+
+        return svg.schedule_svg(self)
+
+    @property
+    def streams(self) -> list[list[Slot]]:
+        """The ops as people read them: per device, a list of :class:`Op` and :class:`Pair`."""
+        result: list[list[Slot]] = [[] for _ in range(self.num_devices)]
+        rows = zip(*(column.tolist() for column in self._columns), strict=True)
+        for device, stage, kind, microbatch, joined in rows:
+            op = Op(stage, Kind(kind), None if microbatch < 0 else microbatch)
+            stream = result[device]
+            if joined:
+                stream[-1] = Pair(stream[-1], op)  # type: ignore[arg-type]  # a pair never grows to three
+            else:
+                stream.append(op)
+        return result
+
+    def op(self, row: int) -> Op:
+        """The op of one row, a half where the row belongs to a pair."""
+        microbatch = int(self.microbatch[row])
+        return Op(int(self.stage[row]), Kind(int(self.kind[row])), None if microbatch < 0 else microbatch)
+
+    def slot(self, number: int) -> Slot:
+        """The op or pair that slot *number* holds (numbered as :attr:`slot_row`)."""
+        row = int(self.slot_row[number])
+        if row + 1 < len(self) and self.joined[row + 1]:
+            return Pair(self.op(row), self.op(row + 1))
+        return self.op(row)
+
+    def where(self, row: int) -> str:
+        """``device 2, position 7, op 2B3`` for error messages; positions count from 0, a pair is one."""
+        device = int(self.device[row])
+        start = int(self.device_rows[device])
+        position = int(np.count_nonzero(~self.joined[start : row + 1])) - 1
+        return f"device {device}, position {position}, op {self.op(row)}"
+
+    # -- derived columns -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages, counted from the highest stage that is listed or named by the stage graph."""
+        named = max((max(edge) for edge in self.graph), default=-1) if self.graph else -1
+        return max(int(self.stage.max(initial=-1)), named) + 1
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Microbatches in all, counted from the highest that a forward or backward carries."""
+        return int(self.microbatch[self.kind <= int(Kind.R)].max(initial=-1)) + 1
+
+    @cached_property
+    def device_rows(self) -> NDArray[np.int64]:
+        """(devices + 1,) bounds: the rows of device d are ``device_rows[d]:device_rows[d + 1]``."""
+        return np.searchsorted(self.device, np.arange(self.num_devices + 1))
+
+    @cached_property
+    def slot_row(self) -> NDArray[np.int64]:
+        """(slots,) the first row of every compute slot, in row order. A pair is one slot."""
+        return np.flatnonzero((self.kind <= _LAST_COMPUTE) & ~self.joined)
+
+    @cached_property
+    def row_slot(self) -> NDArray[np.int64]:
+        """(rows,) the compute slot of each row; for a row that does not compute, the slot before it (-1 if none)."""
+        return np.cumsum((self.kind <= _LAST_COMPUTE) & ~self.joined) - 1
+
+    @property
+    def num_slots(self) -> int:
+        """Compute slots over all devices."""
+        return len(self.slot_row)
+
+    @cached_property
+    def slot_device(self) -> NDArray[np.int32]:
+        """(slots,) the device of each slot, ascending."""
+        return self.device[self.slot_row]
+
+    @cached_property
+    def device_slots(self) -> NDArray[np.int64]:
+        """(devices + 1,) bounds: the slots of device d are ``device_slots[d]:device_slots[d + 1]``."""
+        return np.searchsorted(self.slot_device, np.arange(self.num_devices + 1))
+
+    @cached_property
+    def slot_second_row(self) -> NDArray[np.int64]:
+        """(slots,) the row of the second half of a pair, or -1."""
+        second = np.minimum(self.slot_row + 1, len(self) - 1)
+        return np.where((self.slot_row + 1 < len(self)) & self.joined[second], second, -1)
+
+    @cached_property
+    def stage_edges(self) -> tuple[tuple[int, int], ...]:
+        """Edges of the stage graph, sorted; the chain where none was given."""
+        if self.graph is not None:
+            return self.graph
+        return tuple((stage, stage + 1) for stage in range(self.num_stages - 1))
+
+    def rows_of(self, kind: Kind) -> NDArray[np.int32]:
+        """(stages, microbatches) the row that holds this kind of op, or -1. For F, B, I, W and R."""
+        return self._tables[kind]
+
+    @cached_property
+    def _tables(self) -> dict[Kind, NDArray[np.int32]]:
+        shape = (self.num_stages, self.num_microbatches)
+        tables = {}
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
+            rows = np.flatnonzero(self.kind == int(kind))
+            if not len(rows):  # a view of one -1, for kinds that this schedule lacks
+                tables[kind] = np.broadcast_to(np.int32(-1), shape)
+                continue
+            table = np.full(shape, -1, dtype=np.int32)
+            table[self.stage[rows], self.microbatch[rows]] = rows
+            tables[kind] = table
+        return tables
+
+    @cached_property
+    def backward_rows(self) -> NDArray[np.int32]:
+        """(stages, microbatches) the row whose end yields the input gradient: B, or I where it is split; -1 if neither."""
+        full, half = self.rows_of(Kind.B), self.rows_of(Kind.I)
+        return np.where(full >= 0, full, half)
+
+    @cached_property
+    def release_rows(self) -> NDArray[np.int32]:
+        """(stages, microbatches) the row whose end frees the last of an activation: B or W, or F itself in a forward-only run."""
+        full, half, forward = self.rows_of(Kind.B), self.rows_of(Kind.W), self.rows_of(Kind.F)
+        return np.where(full >= 0, full, np.where(half >= 0, half, forward))
+
+    @cached_property
+    def placement(self) -> dict[int, tuple[int, ...]]:
+        """Stage to the devices that list it, more than one where it has replicas."""
+        pairs = np.unique(self.stage.astype(np.int64) * max(1, self.num_devices) + self.device)
+        result: dict[int, tuple[int, ...]] = {}
+        for pair in pairs.tolist():
+            stage, device = divmod(pair, max(1, self.num_devices))
+            result[stage] = (*result.get(stage, ()), device)
+        return result
+
+    @cached_property
+    def device_stages(self) -> tuple[tuple[int, ...], ...]:
+        """Per device, the stages that it lists."""
+        result: list[list[int]] = [[] for _ in range(self.num_devices)]
+        for stage, devices in self.placement.items():
+            for device in devices:
+                result[device].append(stage)
+        return tuple(tuple(stages) for stages in result)
+
+    @property
+    def replicas(self) -> dict[int, tuple[int, ...]]:
+        """The stages that have more than one weight replica, and on which devices."""
+        return {stage: devices for stage, devices in self.placement.items() if len(devices) > 1}
+
+    @property
+    def has_backward(self) -> bool:
+        """False for a forward-only (inference) schedule."""
+        return bool(np.any((self.kind >= int(Kind.B)) & (self.kind <= int(Kind.W))))
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether any of these kinds is listed."""
+        return bool(np.isin(self.kind, [int(kind) for kind in kinds]).any())
+
+    # -- checking and changing -------------------------------------------------------------------------------------
+
+    def check(self) -> Schedule:
+        """Verifies what can be seen without running it, and returns the schedule.
+
+        Raises:
+            ScheduleError: An op is listed twice, missing, out of order or on the wrong device, a stage has an unknown
+                predecessor, or the stage graph has a cycle. The text shows the place in the grid.
+        """
+        self._checked  # noqa: B018  cached: a schedule cannot change
+        return self
+
+    @cached_property
+    def _checked(self) -> bool:
+        from pipesim import check
+
+        check.check_schedule(self)
+        return True
+
+    def check_placement(self, placement: Mapping[int, int | Sequence[int]]) -> Schedule:
+        """Verifies that every op stands on a device that owns its stage.
+
+        Args:
+            placement: Stage to device, or to several devices for replicas.
+
+        Raises:
+            ScheduleError: An op stands elsewhere, or its stage has no place.
+        """
+        from pipesim import check
+
+        check.check_placement(self, placement)
+        return self
+
+    def with_updates(self) -> Schedule:
+        """Returns the schedule with its optimizer updates listed.
+
+        Under ``flush`` they may be left out; they then stand at the end of each device's stream, one per stage, in the
+        order of the stages' last gradients. A schedule that lists updates, or has no backward, is returned as it is.
+        """
+        if self.weights != "flush" or not self.has_backward or self.has(Kind.U):
+            return self
+        devices = []
+        for device in range(self.num_devices):
+            rows = slice(self.device_rows[device], self.device_rows[device + 1])
+            stage, kind = self.stage[rows], self.kind[rows]
+            gradients = stage[(kind == int(Kind.B)) | (kind == int(Kind.W))]
+            # the order of last gradients is the order of first ones seen from the end
+            reversed_stages, first = np.unique(gradients[::-1], return_index=True)
+            stages = reversed_stages[np.argsort(first)[::-1]]
+            count = len(stages)
+            devices.append(
+                (
+                    np.concatenate([stage, stages]),
+                    np.concatenate([kind, np.full(count, int(Kind.U), np.int8)]),
+                    np.concatenate([self.microbatch[rows], np.zeros(count, np.int32)]),
+                    np.concatenate([self.joined[rows], np.zeros(count, bool)]),
+                )
+            )
+        return self._replaced(devices)
+
+    def without_communication(self) -> Schedule:
+        """Returns the schedule without SEND, RECV, UNSHARD, RESHARD and REDUCE_GRAD: the edges say what must be sent."""
+        kinds = (Kind.REDUCE_GRAD, Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.UNSHARD, Kind.RESHARD)
+        keep = ~np.isin(self.kind, [int(kind) for kind in kinds])
+        if keep.all():
+            return self
+        devices = []
+        for device in range(self.num_devices):
+            rows = np.flatnonzero(keep & (self.device == device))
+            devices.append((self.stage[rows], self.kind[rows], self.microbatch[rows], self.joined[rows]))
+        return self._replaced(devices)
+
+    def _replaced(self, devices: Sequence[tuple[ArrayLike, ...]]) -> Schedule:
+        return Schedule.from_columns(devices, name=self.name, graph=self.graph, weights=self.weights, offload_to=self.offload_to)
+
+    # -- staleness -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def staleness(self) -> Any:
+        """The weight version that every F and backward uses; see :class:`pipesim.staleness.Staleness`."""
+        from pipesim import staleness
+
+        return staleness.Staleness(self)
+
+
+def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
+    try:
+        stage, kind, microbatch = op
+        kind = Kind[kind] if isinstance(kind, str) else Kind(kind)
+        if isinstance(stage, bool) or isinstance(microbatch, bool):
+            raise TypeError
+        number = -1 if microbatch is None else int(microbatch.__index__())
+        row = (int(stage.__index__()), int(kind), number, joined)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise ScheduleError(f"{op!r} is not an op; an op is (stage, kind, microbatch), as in Op(2, Kind.F, 0), or a text such as '2F0'") from None
+    if row[0] < 0 or (microbatch is not None and number < 0) or max(row[0], number) >= 10**9:
+        raise ScheduleError(f"{op!r} has a stage or microbatch outside 0..999999999")
+    return row
+
+
+def _edges(graph: Iterable[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if graph is None else tuple(sorted({(int(a), int(b)) for a, b in graph}))

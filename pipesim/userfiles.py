@@ -1,0 +1,129 @@
+"""The TOML files that users write, as pydantic models: unknown keys are errors, and every error names its place."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipesim.errors import ScheduleError, did_you_mean
+
+__all__ = ["ClusterFile", "StageTimesFile", "parse_toml"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=10**6, strict=True)]
+Quantity = str | int | float  # numbers are let through, so that the error can say which unit is missing
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PerStage = Number | list[Number]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LinkEntry(_File):
+    """A link: ``latency = "5 us"``, ``bandwidth = "25 GB/s"``."""
+
+    latency: Quantity | None = None
+    bandwidth: Quantity | None = None
+
+
+class DirectedLinkEntry(LinkEntry):
+    """One direction between two devices that differs from the rule."""
+
+    from_: Annotated[Index, Field(alias="from")]
+    to: Index
+
+
+class DeviceEntry(_File):
+    """A device: ``speed = 1.0``, ``memory = "80 GB"``, ``width = 1``."""
+
+    speed: Positive | None = None
+    memory: Quantity | None = None
+    width: Count | None = None
+
+
+class DevicesEntry(DeviceEntry):
+    """What is different on some devices."""
+
+    numbers: list[Index]
+
+
+class ClusterFile(_File):
+    """A cluster file."""
+
+    name: str | None = None
+    source: str | None = None
+    devices_per_node: Count | None = None
+    device: DeviceEntry | None = None
+    inside: LinkEntry | None = None
+    between: LinkEntry | None = None
+    devices: list[DevicesEntry] = []
+    links: list[DirectedLinkEntry] = []
+
+
+class MemoryEntry(_File):
+    """Bytes (or units, where the times are slots) per stage and microbatch, or per stage."""
+
+    activation: PerStage | None = None
+    activation_freed_by_input_grad: PerStage | None = None
+    stage_input: PerStage | None = None
+    weights: PerStage | None = None
+    gradients: PerStage | None = None
+    optimizer: PerStage | None = None
+    message: Number | None = None
+
+
+class StageTimesFile(_File):
+    """A file of measured times per stage."""
+
+    name: str | None = None
+    source: str | None = None
+    unit: Literal["s", "ms", "us", "slot"]
+    forward: PerStage
+    backward: PerStage | None = None
+    input_grad: PerStage | None = None
+    weight_grad: PerStage | None = None
+    optimizer: PerStage | None = None
+    overlap: PerStage | None = None
+    latency: Number | None = None
+    memory: MemoryEntry | None = None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_toml(model: type[Model], text: str, where: str) -> Model:
+    """Parses TOML into a model.
+
+    Raises:
+        ScheduleError: It is no TOML, a key is unknown (the nearest known one is suggested), or a value has the wrong type.
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ScheduleError(f"{where} is not TOML: {error}") from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if not (isinstance(part, str) and "[" in part))
+        if first["type"] == "extra_forbidden":
+            key = str(first["loc"][-1])
+            known = list(model.model_fields) if len(first["loc"]) == 1 else _fields_at(model, first["loc"][:-1])
+            raise ScheduleError(f"{where}: unknown key {place!r}{did_you_mean(key, known) or '; known: ' + ', '.join(known)}") from None
+        raise ScheduleError(f"{where}: {place}: {first['msg']}, got {first.get('input')!r:.80}") from None
+
+
+def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """The keys that are legal in the table at *path*."""
+    current: Any = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        annotation = current.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        current = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return [info.alias or name for name, info in current.model_fields.items()]

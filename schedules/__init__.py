@@ -1,0 +1,26 @@
+"""The built-in schedules. Reached only through the entry point group ``pipesim.schedules``, as a third party's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipesim.schedule import Schedule
+
+from .gpipe import gpipe
+from .naive import naive
+from .one_f_one_b import eager_1f1b, one_f_one_b
+from .pipedream import pipedream
+
+__all__ = ["SCHEDULES"]
+
+# A second name for the same function is an alias: `pipesim list` shows it beside the first.
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "afab": gpipe,
+    "1f1b": one_f_one_b,
+    "dapple": one_f_one_b,
+    "pipedream-flush": one_f_one_b,
+    "eager-1f1b": eager_1f1b,
+    "pipedream": pipedream,
+}
