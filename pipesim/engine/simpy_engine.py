@@ -41,14 +41,15 @@ class Transport:
     """Messages that only take their link's latency, and do not queue.
 
     Attributes:
-        arrivals: The arrival of each message (step x messages + message), made by whoever comes first, sender or receiver.
+        arrivals: Message (step x messages + message) to its arrival. Whoever comes first, sender or receiver, makes it and
+            puts it here, the other takes it out: so only messages on their way are held.
     """
 
     def __init__(self, env: simpy.Environment, program: Program) -> None:
         self.env = env
         self.count = len(program.messages)
         self.latency: list[float] = program.latency.tolist()
-        self.arrivals: list[Arrival | None] = [None] * (self.count * program.steps)
+        self.arrivals: dict[int, Arrival] = {}
 
     def send(self, message: int) -> None:
         """Takes a message whose producer has just ended."""
@@ -56,13 +57,14 @@ class Transport:
 
     def receive(self, message: int) -> Event | None:
         """Returns what to wait for, or None if the message is there."""
-        arrival = self.arrivals[message]
+        arrival = self.arrivals.pop(message, None)
         if arrival is None:
             arrival = self.arrivals[message] = Arrival(self.env)
+            return arrival
         return None if arrival.callbacks is None else arrival
 
     def _arrive(self, message: int) -> None:
-        arrival = self.arrivals[message]
+        arrival = self.arrivals.pop(message, None)
         if arrival is None:
             arrival = self.arrivals[message] = Arrival(self.env)
         arrival.after(self.latency[message % self.count])
@@ -77,7 +79,7 @@ class QueueingTransport(Transport):
         # None for a message whose link has no bandwidth
         links = [Link(self) for _ in range(int(program.link.max()) + 1)]
         self.links = [links[number] if queued else None for number, queued in zip(program.link.tolist(), program.queued.tolist(), strict=True)]
-        self.departed: list[float] = [0.0] * len(self.arrivals)
+        self.departed: list[float] = [0.0] * (self.count * program.steps)
 
     def send(self, message: int) -> None:
         """Takes a message whose producer has just ended, and queues it on its link."""
