@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipesim.cluster import Cluster as Cluster
+    from pipesim.cluster import Device as Device
     from pipesim.cluster import Link as Link
     from pipesim.costs import CostModel as CostModel
     from pipesim.costs import ProfileCosts as ProfileCosts
-    from pipesim.costs import StageTimes as StageTimes
     from pipesim.costs import UniformCosts as UniformCosts
+    from pipesim.costs import read_costs as read_costs
     from pipesim.engine import simulate as simulate
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
@@ -41,6 +42,7 @@ _HOME = {
     "Cluster": "cluster",
     "CostModel": "costs",
     "DeadlockError": "errors",
+    "Device": "cluster",
     "Kind": "op",
     "Link": "cluster",
     "MemoryCurve": "memory",
@@ -49,13 +51,13 @@ _HOME = {
     "ProfileCosts": "costs",
     "Schedule": "schedule",
     "ScheduleError": "errors",
-    "StageTimes": "costs",
     "Timeline": "timeline",
     "UniformCosts": "costs",
     "available": "registry",
     "compare": "timeline",
     "generate": "registry",
     "load": "timeline",
+    "read_costs": "costs",
     "simulate": "engine",
 }
 

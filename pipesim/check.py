@@ -81,7 +81,9 @@ def _check_graph(schedule: Schedule) -> None:
                 raise ScheduleError(f"the stage graph has an edge {before} -> {after}, and no op of stage {stage} is listed on any device")
     gap = _first_gap(listed)
     if gap is not None:
-        raise ScheduleError(f"stage {gap} is missing: stages count from 0, the highest listed is {int(listed[-1])}, and no device lists an op of stage {gap}")
+        raise ScheduleError(
+            f"stage {gap} is missing: stages count from 0, the highest listed is {int(listed[-1])}, and no device lists an op of stage {gap}"
+        )
     if schedule.graph is not None:
         cycle = _find_cycle(schedule.graph)
         if cycle:
@@ -154,13 +156,17 @@ def _check_counts(schedule: Schedule) -> None:
     _no_such(schedule, (half >= 0) & (weight < 0), half, "has no W: a split backward is I and W")
     _no_such(schedule, (half < 0) & (weight >= 0), weight, "has no I: a split backward is I and W")
     there = schedule.backward_rows >= 0
-    some, every = there.any(axis=1), there.all(axis=1)
+    some, every = np.any(there, axis=1), np.all(there, axis=1)
     partial = some & ~every
     if partial.any():
         stage = int(np.argmax(partial))
         microbatch = int(np.argmin(there[stage]))
         row = int(schedule.rows_of(Kind.F)[stage, microbatch])
-        _fail(schedule, row, f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch}) is missing: a stage with any backward has all of them")
+        _fail(
+            schedule,
+            row,
+            f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch}) is missing: a stage with any backward has all of them",
+        )
     recompute = schedule.rows_of(Kind.R)
     _no_such(schedule, (recompute >= 0) & ~there, recompute, "recomputes for a backward that is not listed")
     for before, after in schedule.stage_edges:
@@ -194,7 +200,11 @@ def _check_devices(schedule: Schedule) -> None:
         if elsewhere.any():
             row = int(rows[elsewhere].min())
             home = int(forward[schedule.stage[row], schedule.microbatch[row]])
-            _fail(schedule, row, f"the activation of {schedule.op(home)} is on device {int(schedule.device[home])}; {schedule.op(row)} must stand there too")
+            _fail(
+                schedule,
+                row,
+                f"the activation of {schedule.op(home)} is on device {int(schedule.device[home])}; {schedule.op(row)} must stand there too",
+            )
 
 
 def _check_order(schedule: Schedule) -> None:
@@ -213,7 +223,9 @@ def _check_updates(schedule: Schedule) -> None:
     rows = np.flatnonzero(schedule.kind == int(Kind.U))
     if not len(rows):
         if schedule.weights != "flush" and schedule.has_backward:
-            raise ScheduleError(f"the weight policy {schedule.weights!r} is asynchronous, and no update is listed; list U ops, as 0U0 after the first backward of stage 0")
+            raise ScheduleError(
+                f"the weight policy {schedule.weights!r} is asynchronous, and no update is listed; list U ops, as 0U0 after the first backward of stage 0"
+            )
         return
     counts: dict[int, tuple[int, int]] = {}
     for stage, devices in schedule.placement.items():
@@ -235,7 +247,11 @@ def _check_updates(schedule: Schedule) -> None:
                 _fail(schedule, int(mine[1]), "a flush schedule is one step and has one update per stage; repeat it with steps=")
             here = (schedule.device == device) & (schedule.stage == stage) & np.isin(schedule.kind, [int(Kind.B), int(Kind.W)])
             if len(mine) and here.any() and np.flatnonzero(here)[-1] > mine[0]:
-                _fail(schedule, int(mine[0]), f"the update stands before gradient {schedule.op(int(np.flatnonzero(here)[-1]))}; under flush it follows them all")
+                _fail(
+                    schedule,
+                    int(mine[0]),
+                    f"the update stands before gradient {schedule.op(int(np.flatnonzero(here)[-1]))}; under flush it follows them all",
+                )
     without = [stage for stage, (_, count) in counts.items() if not count]
     needing = set(schedule.stage[np.isin(schedule.kind, [int(Kind.B), int(Kind.W)])].tolist())
     for stage in without:
@@ -264,7 +280,11 @@ def _check_communication(schedule: Schedule) -> None:
             end = listed.get(key)
             text = f"{key[1]}{kind.name}{key[2]}"
             if end is None:
-                _fail(schedule, own, f"{text} is missing: {schedule.op(source)} -> {schedule.op(target)} crosses devices, and other SEND or RECV ops are listed")
+                _fail(
+                    schedule,
+                    own,
+                    f"{text} is missing: {schedule.op(source)} -> {schedule.op(target)} crosses devices, and other SEND or RECV ops are listed",
+                )
             if schedule.device[end] != schedule.device[own]:
                 _fail(schedule, end, f"{text} belongs to device {int(schedule.device[own])}, where {schedule.op(own)} is")
             if (end < own) if own == source else (end > own):
@@ -289,11 +309,18 @@ def _check_offloads(schedule: Schedule) -> None:
         for kind, other in ((Kind.OFFLOAD, Kind.RELOAD), (Kind.RELOAD, Kind.OFFLOAD)):
             if kind not in rows:
                 _fail(schedule, rows[other], f"{stage}{kind.name}{microbatch} is missing: an activation goes out and comes back once")
-        chain = [int(schedule.rows_of(Kind.F)[stage, microbatch]), rows[Kind.OFFLOAD], rows[Kind.RELOAD], int(schedule.backward_rows[stage, microbatch])]
+        chain = [
+            int(schedule.rows_of(Kind.F)[stage, microbatch]),
+            rows[Kind.OFFLOAD],
+            rows[Kind.RELOAD],
+            int(schedule.backward_rows[stage, microbatch]),
+        ]
         if any(int(schedule.device[row]) != int(schedule.device[chain[0]]) for row in rows.values()):
             _fail(schedule, rows[Kind.OFFLOAD], f"the activation of {stage}F{microbatch} is on device {int(schedule.device[chain[0]])}")
         if chain[3] < 0 or chain != sorted(chain):
             _fail(schedule, rows[Kind.OFFLOAD], f"the order must be {stage}F{microbatch}, OFFLOAD, RELOAD, backward")
     for device, partner in schedule.offload_to.items():
         if not 0 <= device < schedule.num_devices or (partner is not None and not 0 <= partner < schedule.num_devices) or device == partner:
-            raise ScheduleError(f"device {device} offloads to {partner}; right is another of the devices 0..{schedule.num_devices - 1}, or None for the host")
+            raise ScheduleError(
+                f"device {device} offloads to {partner}; right is another of the devices 0..{schedule.num_devices - 1}, or None for the host"
+            )

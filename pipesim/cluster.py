@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,21 +133,28 @@ class Cluster:
         if not path.is_file():
             if not preset.is_file():
                 known = cluster_presets()
-                raise ScheduleError(f"there is no cluster file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}")
+                raise ScheduleError(
+                    f"there is no cluster file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
+                )
             path = preset
         return cls.from_toml(read_limited(path), str(path))
 
     @classmethod
     def from_toml(cls, text: str, where: str = "cluster") -> Cluster:
-        """Reads the text of a cluster file; see ``docs/files.md`` for every key.
+        r"""Reads the text of a cluster file; see ``docs/files.md`` for every key.
 
         Examples:
-            >>> Cluster.from_toml('[inside]\\nlatency = "5 us"\\nbandwidth = "25 GB/s"').inside
+            >>> Cluster.from_toml('[inside]\nlatency = "5 us"\nbandwidth = "25 GB/s"').inside
             Link(latency=5e-06, bandwidth=25000000000.0)
         """
         from pipesim.userfiles import ClusterFile, parse_toml
 
         return _from_file(parse_toml(ClusterFile, text, where), where)
+
+    def with_memory(self, memory: float) -> Cluster:
+        """Returns the cluster with this capacity on every device."""
+        devices = {number: replace(device, memory=memory) for number, device in self.devices.items()}
+        return replace(self, device=replace(self.device, memory=memory), devices=devices)
 
     def link(self, source: int, target: int) -> Link:
         """The link from one device to another."""
@@ -216,4 +223,6 @@ def _from_file(file: BaseModel, where: str) -> Cluster:
     between = link(data["between"], "between") if "between" in data else None
     if (between is None) != ("devices_per_node" not in data):
         raise ScheduleError(f"{where}: devices_per_node and [between] belong together; give both, or neither for one node")
-    return Cluster(link(data.get("inside", {}), "inside"), between, data.get("devices_per_node"), base, devices, links, "s", data.get("name", Path(where).stem))
+    return Cluster(
+        link(data.get("inside", {}), "inside"), between, data.get("devices_per_node"), base, devices, links, "s", data.get("name", Path(where).stem)
+    )

@@ -25,10 +25,10 @@ Rows = NDArray[np.int32]
 
 
 def dependency_edges(schedule: Schedule) -> tuple[Rows, Rows]:
-    """Returns (source rows, target rows) of every edge, those inside a device included.
+    r"""Returns (source rows, target rows) of every edge, those inside a device included.
 
     Examples:
-        >>> schedule = Schedule.from_text("0F0 0B0\\n1F0 1B0")
+        >>> schedule = Schedule.from_text("0F0 0B0\n1F0 1B0")
         >>> [f"{schedule.op(a)}->{schedule.op(b)}" for a, b in zip(*dependency_edges(schedule))]
         ['0F0->1F0', '1B0->0B0', '0F0->0B0', '1F0->1B0']
     """
@@ -105,7 +105,7 @@ class Messages:
     @cached_property
     def gradient(self) -> NDArray[np.bool_]:
         """(messages,) True for a gradient going back, False for an activation going forward."""
-        return self.schedule.kind[self.source] != int(Kind.F)
+        return np.asarray(self.schedule.kind[self.source] != int(Kind.F))
 
     def label(self, number: int) -> str:
         """``activation of microbatch 3, stage 1 to stage 2``."""
@@ -116,10 +116,10 @@ class Messages:
 
 
 def messages(schedule: Schedule) -> Messages:
-    """Returns the messages of a checked schedule.
+    r"""Returns the messages of a checked schedule.
 
     Examples:
-        >>> found = messages(Schedule.from_text("0F0 0B0\\n1F0 1B0"))
+        >>> found = messages(Schedule.from_text("0F0 0B0\n1F0 1B0"))
         >>> [found.label(number) for number in range(len(found))]
         ['activation of microbatch 0, stage 0 to stage 1', 'gradient of microbatch 0, stage 1 to stage 0']
     """

@@ -67,10 +67,10 @@ def read_csv(
 
 
 def parse_csv(text: str, where: str = "schedule", *, legacy: bool = False, **options: Any) -> Schedule:
-    """Reads CSV text; see :func:`read_csv`.
+    r"""Reads CSV text; see :func:`read_csv`.
 
     Examples:
-        >>> schedule = parse_csv("0F0, 0F1 ,,0B0\\n 1F0,1I0,1W0,\\n")
+        >>> schedule = parse_csv("0F0, 0F1 ,,0B0\n 1F0,1I0,1W0,\n")
         >>> [len(stream) for stream in schedule.streams]
         [3, 3]
         >>> parse_csv("0F0,0X0")
@@ -105,48 +105,49 @@ def write_csv(schedule: Schedule, target: str | os.PathLike[str]) -> None:
 
 
 def csv_text(schedule: Schedule) -> str:
-    """The CSV form as one string, with CRLF line ends, as Python's csv module and PyTorch write it.
+    r"""The CSV form as one string, with CRLF line ends, as Python's csv module and PyTorch write it.
 
     Examples:
         >>> csv_text(Schedule.from_text("0F0 0B0"))
-        '0F0,0B0\\r\\n'
+        '0F0,0B0\r\n'
     """
     buffer = io.StringIO()
     csv.writer(buffer).writerows([str(slot) for slot in stream] for stream in schedule.streams)
     return buffer.getvalue()
 
 
-def read_text(text: str, *, legacy: bool = False, **options: Any) -> Schedule:
-    """Reads the text form: the inverse of ``str(schedule)``.
+def read_text(text: str, *, legacy: bool = False, where: str = "schedule", **options: Any) -> Schedule:
+    r"""Reads the text form: the inverse of ``str(schedule)``.
 
     Args:
         text: The grid, with or without header lines.
         legacy: As for :func:`read_csv`.
+        where: What to call the text in errors.
         **options: name, placement, graph, weights and offload_to of :meth:`Schedule.from_streams`; they win over headers.
 
     Raises:
         ScheduleError: A word is no op, a header is wrong, or devices are out of order.
 
     Examples:
-        >>> schedule = read_text("weights: stash\\ndevice 0 | 0F0 0B0 0U0")
+        >>> schedule = read_text("weights: stash\ndevice 0 | 0F0 0B0 0U0")
         >>> read_text(str(schedule)) == schedule
         True
     """
     header: dict[str, Any] = {}
     streams: list[list[Slot]] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        where = f"line {number}"
+        place = f"{where}, line {number}"
         if not line.strip():
             continue
         if match := _HEADER.fullmatch(line.strip()):
-            key, value = _parse_header(match[1].lower(), match[2].strip(), where)
+            key, value = _parse_header(match[1].lower(), match[2].strip(), place)
             header[key] = value
             continue
         if match := _ROW.fullmatch(line.strip()):
             if int(match[1]) != len(streams):
-                raise ScheduleError(f"{where}: row of device {match[1]}, and device {len(streams)} comes next; rows stand in device order")
+                raise ScheduleError(f"{place}: row of device {match[1]}, and device {len(streams)} comes next; rows stand in device order")
             line = match[2]
-        streams.append(_parse_fields(line.split(), f"{where}, word", legacy))
+        streams.append(_parse_fields(line.split(), f"{place}, word", legacy))
     return Schedule.from_streams(streams, **{**header, **options})
 
 
@@ -181,7 +182,9 @@ def write_text(schedule: Schedule) -> str:
 def _grid(streams: Sequence[Sequence[str]], first: int = 0) -> list[str]:
     width = max((len(word) for stream in streams for word in stream if not word.startswith("(")), default=1)
     digits = len(str(first + len(streams) - 1))
-    return [f"device {first + number:>{digits}} | " + " ".join(f"{word:<{width}}" for word in stream).rstrip() for number, stream in enumerate(streams)]
+    return [
+        f"device {first + number:>{digits}} | " + " ".join(f"{word:<{width}}" for word in stream).rstrip() for number, stream in enumerate(streams)
+    ]
 
 
 def excerpt(schedule: Schedule, row: int, around: int = 7, devices: int = 5) -> str:

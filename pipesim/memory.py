@@ -123,7 +123,7 @@ class MemoryCurve:
     @property
     def total(self) -> Floats:
         """(points,) all categories together."""
-        return np.sum(list(self.categories.values()), axis=0)
+        return np.asarray(np.sum(list(self.categories.values()), axis=0))
 
     @property
     def peak(self) -> float:

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from pipesim.schedule import Schedule
     from pipesim.timeline import Timeline
 
-__all__ = ["DEFINITIONS", "IDLE_CAUSES", "bubble_fraction", "bubble_overhead", "busy", "idle_causes", "iteration_time", "makespan", "peak_activations", "span_bubble_rate"]
+__all__ = [
+    "DEFINITIONS",
+    "IDLE_CAUSES",
+    "bubble_fraction",
+    "bubble_overhead",
+    "busy",
+    "idle_causes",
+    "iteration_time",
+    "makespan",
+    "peak_activations",
+    "span_bubble_rate",
+]
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +62,7 @@ def makespan(timeline: Timeline) -> float:
 def busy(timeline: Timeline) -> Floats:
     """(devices,) time in compute slots, all steps together."""
     time = (timeline.end - timeline.start).sum(axis=0)
-    return np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices)
+    return np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices).astype(np.float64)
 
 
 def _spans(timeline: Timeline, step: int) -> Floats:
@@ -167,7 +178,7 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
             # Devices without an update wait at the end of their stream, for the last one to come there: their drain.
             # In the last step this is the whole rest, below.
             ends = previous_end.copy()
-            for device in np.flatnonzero(gates >= 0):
+            for device in np.flatnonzero(gates >= 0).tolist():
                 slot = int(gates[device])
                 ends[device] = end[slot - 1] if slot > schedule.device_slots[device] else timeline.first_start
             if step + 1 < steps:

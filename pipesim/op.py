@@ -1,12 +1,12 @@
 """One operation of a schedule, written as PyTorch writes it.
 
-    2F0                     stage 2, forward of microbatch 0
-    1B3                     stage 1, full backward of microbatch 3
-    0I1  0W1                its halves: gradient of the input, gradient of the weights
-    0R2                     recompute of the forward, before a backward
-    0U3                     update 3 of the weights of stage 0
-    (2F4;3B0)OVERLAP_F_B    two ops that share one slot of the device
-    1SEND_F2  0REDUCE_GRAD  communication
+2F0                     stage 2, forward of microbatch 0
+1B3                     stage 1, full backward of microbatch 3
+0I1  0W1                its halves: gradient of the input, gradient of the weights
+0R2                     recompute of the forward, before a backward
+0U3                     update 3 of the weights of stage 0
+(2F4;3B0)OVERLAP_F_B    two ops that share one slot of the device
+1SEND_F2  0REDUCE_GRAD  communication
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(IntEnum):
 
     F = 0  # forward
     B = 1  # full backward; the zero-bubble papers write B for what is I here
-    I = 2  # noqa: E741  the field's name: the input-gradient half of the backward
+    I = 2  # the input-gradient half of the backward
     W = 3  # the weight-gradient half of the backward
     R = 4  # recompute
     U = 5  # optimizer update; its "microbatch" is the number of the update

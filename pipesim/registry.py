@@ -77,7 +77,9 @@ def find(name: str) -> Generator:
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name:
         hint = did_you_mean(name, known)
-        raise ScheduleError(f"there is no schedule {name!r}{hint or '; known: ' + ', '.join(known)} (also accepted: module:function, file.py:function, file.csv)")
+        raise ScheduleError(
+            f"there is no schedule {name!r}{hint or '; known: ' + ', '.join(known)} (also accepted: module:function, file.py:function, file.csv)"
+        )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name, name)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -97,7 +99,8 @@ def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise ScheduleError(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location(f"_pipesim_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # the suffix is .py
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
@@ -165,5 +168,8 @@ def read_file(path: str, **options: Any) -> Schedule:
         return Schedule.from_csv(path, **options)
     from pipesim.files import read_limited
 
+    text = read_limited(path)
+    if "forward_compute_time=" in text:
+        raise ScheduleError(f"{path} is a layer profile, not a schedule; name a schedule and give the profile as costs (--costs {path})")
     options.setdefault("name", Path(path).stem)
-    return Schedule.from_text(read_limited(path), **{key: value for key, value in options.items() if value is not None})
+    return Schedule.from_text(text, where=path, **options)

@@ -24,11 +24,12 @@ WeightPolicy = Literal["flush", "stash", "double_buffer", "latest", "predict"]
 WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
 
 _LAST_COMPUTE = int(Kind.U)
+_LARGEST = 10**9 - 1  # nine digits, as in the text form; within int32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
-    """Streams of ops, one per device, with what they mean for weights and data flow.
+    r"""Streams of ops, one per device, with what they mean for weights and data flow.
 
     Make one with :meth:`from_streams`, :meth:`from_columns`, :meth:`from_text`, :meth:`from_csv` or
     ``pipesim.generate``. Rows are sorted by device and, within a device, by position in its stream.
@@ -47,7 +48,7 @@ class Schedule:
         offload_to: The device to which a device offloads activations, or None for the host.
 
     Examples:
-        >>> schedule = Schedule.from_text("0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1")
+        >>> schedule = Schedule.from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
         >>> schedule.num_devices, schedule.num_stages, schedule.num_microbatches
         (2, 2, 2)
         >>> schedule.check() is schedule
@@ -94,7 +95,7 @@ class Schedule:
             offload_to: Device to offload target.
 
         Raises:
-            ScheduleError: The columns of a device differ in length.
+            ScheduleError: The columns of a device differ in length, or hold something that is no whole number in range.
 
         Examples:
             >>> str(Schedule.from_columns([(0, [Kind.F, Kind.B], 0)])).splitlines()[-1]
@@ -113,10 +114,10 @@ class Schedule:
                     raise ScheduleError(f"device {number}: stage, kind, microbatch and joined have lengths {sizes}; they must agree")
                 column.append(np.broadcast_to(array, (length,)))
             lengths.append(length)
-        types = (np.int32, np.int8, np.int32, np.bool_)
-        stage, kind, microbatch, joined = (
-            np.concatenate(column).astype(dtype) if column else np.zeros(0, dtype) for column, dtype in zip(columns, types, strict=True)
-        )
+        stage = _column("stage", columns[0], np.int32, 0, _LARGEST)
+        kind = _column("kind", columns[1], np.int8, 0, int(max(Kind)))
+        microbatch = _column("microbatch", columns[2], np.int32, -1, _LARGEST)
+        joined = _column("joined", columns[3], np.bool_, 0, 1)
         device = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         return cls(name, len(lengths), device, stage, kind, microbatch, joined, _edges(graph), weights, dict(offload_to or {}))
 
@@ -232,7 +233,7 @@ class Schedule:
             op = Op(stage, Kind(kind), None if microbatch < 0 else microbatch)
             stream = result[device]
             if joined:
-                stream[-1] = Pair(stream[-1], op)  # type: ignore[arg-type]  # a pair never grows to three
+                stream[-1] = Pair(stream[-1], op)  # a pair never grows to three
             else:
                 stream.append(op)
         return result
@@ -470,9 +471,20 @@ def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
         row = (int(stage.__index__()), int(kind), number, joined)
     except (TypeError, ValueError, KeyError, AttributeError):
         raise ScheduleError(f"{op!r} is not an op; an op is (stage, kind, microbatch), as in Op(2, Kind.F, 0), or a text such as '2F0'") from None
-    if row[0] < 0 or (microbatch is not None and number < 0) or max(row[0], number) >= 10**9:
+    if row[0] < 0 or (microbatch is not None and number < 0) or max(row[0], number) > _LARGEST:
         raise ScheduleError(f"{op!r} has a stage or microbatch outside 0..999999999")
     return row
+
+
+def _column(name: str, parts: list[NDArray[Any]], dtype: type[np.generic], lowest: int, highest: int) -> NDArray[Any]:
+    """Joins the parts of one column; a float or a number out of range would otherwise be bent to fit."""
+    parts = [part for part in parts if part.size]  # an empty list has no type worth minding
+    column = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    if column.dtype.kind not in "iub":
+        raise ScheduleError(f"{name} must hold whole numbers, got an array of {column.dtype}")
+    if column.size and not lowest <= column.min() <= column.max() <= highest:
+        raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {column.min()} to {column.max()}")
+    return column.astype(dtype)
 
 
 def _edges(graph: Iterable[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:

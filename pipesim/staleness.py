@@ -36,7 +36,7 @@ __all__ = ["Staleness"]
 
 
 class Staleness:
-    """Weight versions of a schedule, as (stages, microbatches) int64 arrays; -1 where a stage has no backward.
+    r"""Weight versions of a schedule, as (stages, microbatches) int64 arrays; -1 where a stage has no backward.
 
     Attributes:
         forward_version: The version that each forward uses.
@@ -45,7 +45,7 @@ class Staleness:
 
     Examples:
         >>> from pipesim import Schedule
-        >>> text = "0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2\\n1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2"
+        >>> text = "0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2\n1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2"
         >>> staleness = Schedule.from_text(text, weights="stash").check().staleness
         >>> staleness.forward_version.tolist()
         [[0, 0, 1], [0, 1, 2]]
@@ -119,8 +119,10 @@ class Staleness:
         return {pair: self._stashed(*pair) for pair in pairs}
 
     def _stashed(self, device: int, stage: int) -> int:
-        """The most versions alive at once: version v lives from the update that made it until the next update and the
-        last backward that uses it are both over."""
+        """The most versions alive at once.
+
+        Version v lives from the update that made it until the next update and the last backward that uses it are both over.
+        """
         schedule = self._schedule
         updates = np.flatnonzero((schedule.device == device) & (schedule.stage == stage) & (schedule.kind == int(Kind.U)))
         if not len(updates):

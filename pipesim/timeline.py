@@ -344,7 +344,7 @@ def load(source: str | os.PathLike[str]) -> Timeline:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ScheduleError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise ScheduleError(f"{path} is not a run that pipesim saved (its \"format\" is not {_FORMAT!r})")
+        raise ScheduleError(f'{path} is not a run that pipesim saved (its "format" is not {_FORMAT!r})')
     if data.get("version") != _VERSION:
         raise ScheduleError(f"{path} has version {data.get('version')!r} of the format; this pipesim reads version {_VERSION}")
     try:
@@ -390,15 +390,20 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
     if (times["end"] < times["start"]).any():
         raise ScheduleError(f"{where}: an op ends before it starts")
     stored = data["footprint"]
+    kept, freed, rebuilt = (column(stored[name], table, name) for name in ("kept", "freed_by_input_grad", "rebuilt"))
     footprint = Footprint(
-        *(column(stored[name], table, name) for name in ("kept", "freed_by_input_grad", "rebuilt")),
+        kept,
+        freed,
+        rebuilt,
         {str(category): column(values, (schedule.num_devices,), str(category)) for category, values in stored["static"].items()},
         column(stored["message"], (edges,), "message"),
     )
     capacity = column([1e308 if value is None else value for value in data["capacity"]], (schedule.num_devices,), "capacity")
     capacity[capacity == 1e308] = math.inf
     info = {str(key): str(value) for key, value in data["info"].items()}
-    return Timeline(schedule, **times, footprint=footprint, capacity=capacity, unit=data["unit"], barrier=data["barrier"], source=str(data["source"]), info=info)
+    return Timeline(
+        schedule, **times, footprint=footprint, capacity=capacity, unit=data["unit"], barrier=data["barrier"], source=str(data["source"]), info=info
+    )
 
 
 @dataclass(frozen=True)
@@ -450,7 +455,16 @@ def compare(*timelines: Timeline, names: Sequence[str] | None = None) -> Compari
     if len(given) != len(timelines):
         raise ScheduleError(f"{len(given)} names for {len(timelines)} runs")
     unique = [name if given.count(name) == 1 else f"{name} #{given[: i + 1].count(name)}" for i, name in enumerate(given)]
-    figures = ("makespan", "iteration_time", "bubble_fraction", "bubble_overhead", "span_bubble_rate", "peak_activations", "peak_activation_share", "peak_memory")
+    figures = (
+        "makespan",
+        "iteration_time",
+        "bubble_fraction",
+        "bubble_overhead",
+        "span_bubble_rate",
+        "peak_activations",
+        "peak_activation_share",
+        "peak_memory",
+    )
     rows = [(figure, tuple(getattr(timeline, figure) for timeline in timelines)) for figure in figures]
     rows.insert(1, ("makespan_ratio", tuple(timeline.makespan / timelines[0].makespan if timelines[0].makespan else None for timeline in timelines)))
     return Comparison(tuple(unique), tuple(rows), units.pop())

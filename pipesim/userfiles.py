@@ -17,6 +17,8 @@ Count = Annotated[int, Field(ge=1, lt=10**6, strict=True)]
 Quantity = str | int | float  # numbers are let through, so that the error can say which unit is missing
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PerStage = Number | list[Number]
+Size = Number | str  # with its unit where times are physical, a bare number of units in slots
+SizePerStage = Size | list[Size]
 
 
 class _File(BaseModel):
@@ -67,13 +69,13 @@ class ClusterFile(_File):
 class MemoryEntry(_File):
     """Bytes (or units, where the times are slots) per stage and microbatch, or per stage."""
 
-    activation: PerStage | None = None
-    activation_freed_by_input_grad: PerStage | None = None
-    stage_input: PerStage | None = None
-    weights: PerStage | None = None
-    gradients: PerStage | None = None
-    optimizer: PerStage | None = None
-    message: Number | None = None
+    activation: SizePerStage | None = None
+    activation_freed_by_input_grad: SizePerStage | None = None
+    stage_input: SizePerStage | None = None
+    weights: SizePerStage | None = None
+    gradients: SizePerStage | None = None
+    optimizer: SizePerStage | None = None
+    message: Size | None = None
 
 
 class StageTimesFile(_File):
@@ -82,6 +84,7 @@ class StageTimesFile(_File):
     name: str | None = None
     source: str | None = None
     unit: Literal["s", "ms", "us", "slot"]
+    stages: Count | None = None
     forward: PerStage
     backward: PerStage | None = None
     input_grad: PerStage | None = None

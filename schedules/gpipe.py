@@ -13,7 +13,7 @@ from pipesim.schedule import Schedule
 __all__ = ["gpipe"]
 
 
-def gpipe(devices: int, microbatches: int, *, order: Literal["forward", "reversed"] = "forward", backward: bool = True) -> Schedule:
+def gpipe(devices: int, microbatches: int, *, order: Literal["forward", "reversed"] = "forward", forward_only: bool = False) -> Schedule:
     """Runs all forwards, then all backwards.
 
     ::
@@ -31,7 +31,7 @@ def gpipe(devices: int, microbatches: int, *, order: Literal["forward", "reverse
         devices: Devices p, one stage each.
         microbatches: Microbatches m.
         order: Order of the backwards: ``forward`` 0..m-1, or ``reversed`` m-1..0.
-        backward: False for a forward-only (inference) run: makespan (m + p - 1)·F.
+        forward_only: Leave the backwards out, for an inference run: makespan (m + p - 1)·F.
 
     Raises:
         ScheduleError: The order is neither.
@@ -40,7 +40,7 @@ def gpipe(devices: int, microbatches: int, *, order: Literal["forward", "reverse
         raise ScheduleError(f"order must be 'forward' or 'reversed', got {order!r}")
     forwards = np.arange(microbatches)
     backwards = forwards if order == "forward" else forwards[::-1]
-    if not backward:
+    if forward_only:
         backwards = backwards[:0]
     kind = np.repeat([Kind.F, Kind.B], [len(forwards), len(backwards)])
     microbatch = np.concatenate([forwards, backwards])

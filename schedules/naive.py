@@ -10,7 +10,7 @@ from pipesim.schedule import Schedule
 __all__ = ["naive"]
 
 
-def naive(devices: int, microbatches: int, *, backward: bool = True) -> Schedule:
+def naive(devices: int, microbatches: int, *, forward_only: bool = False) -> Schedule:
     """Splits the model over devices and sends one microbatch at a time through all of them.
 
     ::
@@ -28,10 +28,10 @@ def naive(devices: int, microbatches: int, *, backward: bool = True) -> Schedule
     Args:
         devices: Devices p, one stage each.
         microbatches: Microbatches m.
-        backward: False for a forward-only (inference) run.
+        forward_only: Leave the backwards out, for an inference run.
     """
     microbatch = np.arange(microbatches)
-    if not backward:
+    if forward_only:
         return Schedule.from_columns([(stage, np.full(microbatches, Kind.F), microbatch) for stage in range(devices)], name="naive")
     kinds = np.tile([Kind.F, Kind.B], microbatches)
     return Schedule.from_columns([(stage, kinds, np.repeat(microbatch, 2)) for stage in range(devices)], name="naive")

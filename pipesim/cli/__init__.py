@@ -1,0 +1,94 @@
+"""The command line. Each command's module is imported when the command runs, so that ``pipesim --help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from pipesim import __version__
+
+__all__ = ["cli", "main"]
+
+# name: (module, one line of help); in the order in which somebody new wants them
+_COMMANDS = {
+    "list": ("listing", "The schedules there are, a line each."),
+    "show": ("listing", "A schedule's order and its picture in time."),
+    "simulate": ("running", "Run a schedule: time, bubbles, idle causes, memory."),
+    "compare": ("running", "Several schedules or saved runs side by side."),
+    "plot": ("drawing", "A Gantt chart with memory curves: PNG, SVG, PDF or HTML."),
+    "export": ("drawing", "A schedule as CSV or text, a run as trace or JSON."),
+    "check": ("checking", "Whether a schedule file is right, and whether it finishes."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"pipesim.cli.{_COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from pipesim.errors import did_you_mean
+
+            raise click.UsageError(f"{error.message.rstrip('.')}{did_you_mean(args[0], _COMMANDS)}", ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # click would import every command for its first line
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pipesim")
+def cli() -> None:
+    """Simulate pipeline-parallel schedules: how long, how much memory, and why a device is idle.
+
+    \b
+    pipesim simulate 1f1b --devices 4 --microbatches 8 --forward 1 --backward 2
+    pipesim plot 1f1b --devices 4 --microbatches 8 --out 1f1b.png
+    """
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake is one message on stderr and exit status 1, a wrong call is 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # `pipesim list | head`: the reader has gone, and Python would complain once more when it flushes stdout
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(0)
+    except Exception as error:
+        from pipesim.errors import DeadlockError, ScheduleError
+
+        if not isinstance(error, DeadlockError | ScheduleError | OSError | MemoryError | ImportError):
+            raise
+        click.echo(f"Error: {_describe(error)}", err=True)
+        sys.exit(1)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for a run of this size {error}"
+    if isinstance(error, ImportError):
+        return f"{error}; this command needs an extra: pip install 'pipesim[plot]'"
+    return str(error)

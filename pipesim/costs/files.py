@@ -9,6 +9,7 @@ from pipesim.costs.profile import ProfileCosts, parse_profile
 from pipesim.costs.uniform import UniformCosts
 from pipesim.errors import ScheduleError, did_you_mean
 from pipesim.files import read_limited
+from pipesim.units import parse_quantity
 
 __all__ = ["cost_presets", "read_costs"]
 
@@ -45,7 +46,9 @@ def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCost
         preset = PRESETS / f"{_PREFIX}{str(source).lower()}.toml"
         if not preset.is_file():
             known = cost_presets()
-            raise ScheduleError(f"there is no cost file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}")
+            raise ScheduleError(
+                f"there is no cost file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
+            )
         path = preset
     text = read_limited(path)
     if path.suffix.lower() == ".toml":
@@ -70,7 +73,13 @@ def _stage_times(text: str, where: str) -> UniformCosts:
         name: time(getattr(file, name)) for name in ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "latency")
     }
     memory = file.memory.model_dump(exclude_none=True) if file.memory else {}
+    if file.unit != "slot":
+        memory = {name: _bytes(value, f"{where}: memory.{name}") for name, value in memory.items()}
     if "optimizer" in memory:
         memory["optimizer_state"] = memory.pop("optimizer")
     fields = {name: value for name, value in fields.items() if value is not None}
-    return UniformCosts(**fields, **memory, unit="slot" if file.unit == "slot" else "s", name=file.name or Path(where).stem)
+    return UniformCosts(**fields, **memory, stages=file.stages, unit="slot" if file.unit == "slot" else "s", name=file.name or Path(where).stem)
+
+
+def _bytes(value: Any, what: str) -> Any:
+    return [_bytes(one, what) for one in value] if isinstance(value, list) else parse_quantity(value, "bytes", what)

@@ -3,7 +3,7 @@
 ::
 
     node4 -- Conv2d(3, 64, ...) -- forward_compute_time=5.6, backward_compute_time=9.1, activation_size=822083584.0, parameter_size=7168.0
-    	node4 -- node5
+        node4 -- node5
 
 Times are milliseconds per minibatch, sizes bytes. Inputs, and outputs that nobody takes, are left out. Format: msr-fiddle/pipedream, ``graph/graph.py``.
 """
@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +212,7 @@ def balanced_cuts(times: Sequence[float], parts: int) -> list[int]:
 
 
 class ProfileCosts:
-    """Durations and bytes of a measured model, its layers folded into as many stages as the schedule has.
+    r"""Durations and bytes of a measured model, its layers folded into as many stages as the schedule has.
 
     A stage's activation is the sum of its layers' outputs; the message to the next stage is every output that a later
     layer still needs. Weights are the layers' parameters, gradients as many bytes, optimizer state as asked.
@@ -229,14 +230,16 @@ class ProfileCosts:
     Examples:
         >>> from pipesim import generate
         >>> line = "node{} -- Linear -- forward_compute_time={}, backward_compute_time=4.0, activation_size=8.0, parameter_size=16.0"
-        >>> profile = parse_profile("\\n".join([line.format(1, 1.0), line.format(2, 2.0), "node1 -- node2"]))
+        >>> profile = parse_profile("\n".join([line.format(1, 1.0), line.format(2, 2.0), "node1 -- node2"]))
         >>> ProfileCosts(profile).durations(generate("gpipe", devices=2, microbatches=1)).tolist()
         [0.001, 0.004, 0.002, 0.004]
     """
 
     unit: Unit = "s"
 
-    def __init__(self, profile: Profile, *, cuts: Sequence[int] | None = None, weight_grad_share: float | None = None, optimizer_bytes: float = 0.0) -> None:
+    def __init__(
+        self, profile: Profile, *, cuts: Sequence[int] | None = None, weight_grad_share: float | None = None, optimizer_bytes: float = 0.0
+    ) -> None:
         for name, value, limit in (("weight_grad_share", weight_grad_share, 1.0), ("optimizer_bytes", optimizer_bytes, math.inf)):
             if value is not None and not (math.isfinite(value) and 0 <= value <= limit):
                 raise ScheduleError(f"{name} must be between 0 and {limit:g}, got {value}")
@@ -253,8 +256,10 @@ class ProfileCosts:
             layers = self.profile.layers
             cuts = self._cuts if self._cuts is not None else balanced_cuts([layer.forward + layer.backward for layer in layers], stages)
             bounds = [0, *cuts, len(layers)]
-            if len(cuts) != stages - 1 or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
-                raise ScheduleError(f"cuts {cuts} make {len(cuts) + 1} stages; {stages} stages of {len(layers)} layers want {stages - 1} ascending cuts within 1..{len(layers) - 1}")
+            if len(cuts) != stages - 1 or any(a >= b for a, b in pairwise(bounds)):
+                raise ScheduleError(
+                    f"cuts {cuts} make {len(cuts) + 1} stages; {stages} stages of {len(layers)} layers want {stages - 1} ascending cuts within 1..{len(layers) - 1}"
+                )
             self._folded[stages] = np.array(bounds)
         return self._folded[stages]
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.cluster import Unit
 from pipesim.costs.model import ActivationBytes, slot_durations
 from pipesim.dataflow import messages
-from pipesim.errors import ScheduleError
+from pipesim.errors import ScheduleError, require_count
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -27,27 +27,30 @@ class UniformCosts:
     """Durations and bytes as numbers. Each may be a scalar, a list per stage, or a (stages, microbatches) table.
 
     Durations are per stage, so per chunk where a device holds several. Whichever of the three backward times is left
-    out follows from the others: B = I + W; with B alone, I = W = B / 2; with none, I = W = 1.
+    out follows from the others: B = I + W; with B alone, I = W = B / 2; with none, I = W = 1. Seconds have no defaults:
+    what the schedule needs must be given.
 
     Attributes:
-        forward: Time of F.
+        forward: Time of F; 1 by default.
         backward: Time of B, the full backward.
         input_grad: Time of I. Measured halves often take longer than the whole: give all three then.
         weight_grad: Time of W.
         optimizer: Time of U.
         overlap: Time of a pair of a forward with a backward; None for the sum of its two.
-        recompute: Which forwards are recomputed in their backward, as a cost: ``"never"``, ``"always"``,
+        recompute_policy: Which forwards are recomputed in their backward, as a cost: ``"never"``, ``"always"``,
             ``"except_last"`` (not for the last microbatch), or a (stages, microbatches) table of booleans.
             It adds F to the backward. Where R is listed, R costs F and this does not apply.
         latency: Time of a hop between devices, in the same unit; None where the cluster says it.
         bandwidth: Bytes per unit of time of every link; None where the cluster says it, or only latency counts.
         message: Bytes of one activation or gradient between stages, by the sender's stage.
-        activation: Bytes of one activation.
+        activation: Bytes of one activation; 1 by default in slots, else 0.
         activation_freed_by_input_grad: The part of it that goes when I ends.
         stage_input: Bytes kept from F where the forward is recomputed; part of *activation*.
         weights: Bytes of a stage's weights.
         gradients: Bytes of its gradients.
         optimizer_state: Bytes of its optimizer state.
+        stages: The numbers above are of one of this many stages; in a schedule with twice as many (two chunks per
+            device) each takes half. Messages and a hop do not shrink. None: the numbers are of the schedule's own stages.
         tied: Groups of stages that share weights.
         unit: ``"slot"`` for abstract time, ``"s"`` for seconds and bytes.
 
@@ -58,7 +61,7 @@ class UniformCosts:
         [1.0, 1.0, 3.0, 3.0, 2.0, 3.0, 2.0, 3.0]
     """
 
-    forward: ArrayLike = 1.0
+    forward: ArrayLike | None = None
     backward: ArrayLike | None = None
     input_grad: ArrayLike | None = None
     weight_grad: ArrayLike | None = None
@@ -68,12 +71,13 @@ class UniformCosts:
     latency: float | None = None
     bandwidth: float | None = None
     message: ArrayLike = 0.0
-    activation: ArrayLike = 1.0
+    activation: ArrayLike | None = None
     activation_freed_by_input_grad: ArrayLike = 0.0
     stage_input: ArrayLike = 0.0
     weights: ArrayLike = 0.0
     gradients: ArrayLike = 0.0
     optimizer_state: ArrayLike = 0.0
+    stages: int | None = None
     tied: Sequence[Sequence[int]] = ()
     unit: Unit = "slot"
     name: str = "uniform"
@@ -91,8 +95,16 @@ class UniformCosts:
                 raise ScheduleError(f"{field} must be one number, got {value!r}; links that differ are a cluster's")
             if value is not None:
                 object.__setattr__(self, field, float(_numbers(field, value)))
+        if self.stages is not None:
+            require_count("stages", self.stages)
         if self.bandwidth == 0:
             raise ScheduleError("bandwidth must be above 0; leave it out where only latency counts")
+        if self.forward is None and self.unit == "slot":
+            object.__setattr__(self, "forward", np.float64(1.0))
+        if self.activation is None:
+            object.__setattr__(self, "activation", np.float64(self.unit == "slot"))
+        if self.forward is None:
+            raise ScheduleError("forward is missing: in seconds there is no default")
         if isinstance(self.recompute_policy, str) and self.recompute_policy not in ("never", "always", "except_last"):
             raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r}")
         whole = np.asarray(self.activation)
@@ -154,24 +166,27 @@ class UniformCosts:
     # -- spreading numbers ---------------------------------------------------------------------------------------------
 
     def _backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
-        whole = None if self.backward is None else self._table("backward", schedule)
-        first = None if self.input_grad is None else self._table("input_grad", schedule)
-        second = None if self.weight_grad is None else self._table("weight_grad", schedule)
-        if whole is not None and first is None and second is None:
-            return whole, whole / 2, whole / 2
-        if first is None:
-            first = np.ones(np.shape(second)) if whole is None or second is None else self._rest(whole, second, "weight_grad")
-        if second is None:
-            second = np.ones(first.shape) if whole is None else self._rest(whole, first, "input_grad")
+        """(stages, microbatches) times of B, I and W; what was left out follows from the rest."""
         if not schedule.has_backward:
-            return first, first, second
-        shape = (schedule.num_stages, schedule.num_microbatches)
-        first, second = np.broadcast_to(first, shape), np.broadcast_to(second, shape)
-        return (first + second if whole is None else whole), first, second
+            nothing = np.zeros((schedule.num_stages, schedule.num_microbatches))
+            return nothing, nothing, nothing
+        given = {name: None if getattr(self, name) is None else self._table(name, schedule) for name in ("backward", "input_grad", "weight_grad")}
+        whole, first, second = given.values()
+        if whole is not None:
+            if first is None and second is None:
+                return whole, whole / 2, whole / 2
+            first = self._rest(whole, second, "weight_grad") if first is None else first
+            second = self._rest(whole, first, "input_grad") if second is None else second
+            return whole, first, second
+        if self.unit == "s" and (first is None or second is None):
+            raise ScheduleError("the schedule has a backward, and in seconds there is no default: give backward, or input_grad and weight_grad")
+        one = np.ones((schedule.num_stages, schedule.num_microbatches))
+        first, second = one if first is None else first, one if second is None else second
+        return first + second, first, second
 
     @staticmethod
-    def _rest(whole: Floats, part: Floats, name: str) -> Floats:
-        if np.any(part > whole):
+    def _rest(whole: Floats, part: Floats | None, name: str) -> Floats:
+        if part is None or np.any(part > whole):
             raise ScheduleError(f"{name} is longer than backward, so the other half would be negative; give all three times")
         return whole - part
 
@@ -184,15 +199,24 @@ class UniformCosts:
             return result & (schedule.backward_rows >= 0)
         return np.asarray(_spread("recompute_policy", np.asarray(self.recompute_policy), *shape), bool) & (schedule.backward_rows >= 0)
 
+    def _scaled(self, field: str, schedule: Schedule) -> Floats:
+        value = np.asarray(getattr(self, field))
+        if self.stages is None or self.stages == schedule.num_stages or field in ("message", "stage_input"):
+            return value
+        if value.ndim:
+            raise ScheduleError(
+                f"{field} has one value for each of {self.stages} stages and the schedule has {schedule.num_stages} stages; give one number to scale"
+            )
+        return value * (self.stages / schedule.num_stages)
+
     def _table(self, field: str, schedule: Schedule) -> Floats:
-        value: Any = getattr(self, field)
-        return _spread(field, value, schedule.num_stages, schedule.num_microbatches)
+        return _spread(field, self._scaled(field, schedule), schedule.num_stages, schedule.num_microbatches)
 
     def _per_stage(self, field: str, schedule: Schedule) -> Floats:
-        value = np.asarray(getattr(self, field))
+        value = self._scaled(field, schedule)
         if value.ndim > 1:
             raise ScheduleError(f"{field} belongs to a stage, not to a microbatch; give a number or {schedule.num_stages} of them")
-        return _spread(field, value, schedule.num_stages, 1)[:, 0]
+        return np.asarray(_spread(field, value, schedule.num_stages, 1)[:, 0])
 
 
 _TABLES = (
@@ -222,7 +246,7 @@ def _numbers(field: str, value: ArrayLike) -> Floats:
     return array
 
 
-def _spread(field: str, value: Any, stages: int, microbatches: int) -> Any:
+def _spread(field: str, value: NDArray[Any], stages: int, microbatches: int) -> NDArray[Any]:
     """A scalar, (stages,) or (stages, microbatches) as a view of shape (stages, microbatches)."""
     if value.ndim == 1:
         if len(value) != stages:

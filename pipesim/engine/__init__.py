@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from pipesim.cluster import Cluster
+from pipesim.cluster import Cluster, Link
 from pipesim.costs import CostModel, UniformCosts
 from pipesim.engine.program import Program
 from pipesim.errors import ScheduleError, did_you_mean, require_count
@@ -88,14 +89,16 @@ def _cluster(costs: CostModel, cluster: Cluster | None, schedule: Schedule) -> C
         if value is not None and has_links:
             raise ScheduleError(f"both the costs and the cluster {cluster.name!r} give the {name} of links; leave one out")
     if not has_links and (latency is not None or bandwidth is not None):
-        cluster = Cluster(inside=Cluster.uniform(latency or 0.0, bandwidth).inside, device=cluster.device, devices=cluster.devices, unit=cluster.unit, name=cluster.name)
+        cluster = replace(cluster, inside=Link(latency or 0.0, bandwidth))
     cluster.check(schedule.num_devices)
     return cluster
 
 
 def _refuse(schedule: Schedule, steps: int) -> None:
     if steps > 1 and schedule.weights != "flush":
-        raise ScheduleError(f"an asynchronous schedule (weights {schedule.weights!r}) is one long run; generate more microbatches instead of steps = {steps}")
+        raise ScheduleError(
+            f"an asynchronous schedule (weights {schedule.weights!r}) is one long run; generate more microbatches instead of steps = {steps}"
+        )
     listed = [kind.name for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B) if schedule.has(kind)]
     if listed:
         raise ScheduleError(
@@ -110,7 +113,9 @@ def _with_timed_updates(schedule: Schedule, costs: CostModel) -> tuple[Schedule,
     full = schedule.with_updates()
     durations = np.asarray(costs.durations(full), dtype=np.float64)
     if durations.shape != (full.num_slots,) or not all(map(math.isfinite, (durations.min(), durations.max()))) or durations.min() < 0:
-        raise ScheduleError(f"the cost model {type(costs).__name__} gives durations of shape {durations.shape}; right is ({full.num_slots},), finite and at least 0")
+        raise ScheduleError(
+            f"the cost model {type(costs).__name__} gives durations of shape {durations.shape}; right is ({full.num_slots},), finite and at least 0"
+        )
     if full is schedule:
         return schedule, durations
     update = full.kind[full.slot_row] == int(Kind.U)

@@ -43,7 +43,7 @@ def _waiting(program: Program, position: Mapping[int, int], device: int, at: int
         return position[int(schedule.slot_device[other])] > step * slots + other
 
     bounds = schedule.device_slots
-    if at % slots != 0 and not bounds[device] <= slot < bounds[device + 1] or slot >= bounds[device + 1]:
+    if (at % slots != 0 and not bounds[device] <= slot < bounds[device + 1]) or slot >= bounds[device + 1]:
         return f"has ended its step{in_step} and waits for the others", _first_behind(position, device, at)
     place = schedule.where(int(schedule.slot_row[slot])).removeprefix(f"device {device}, ")
     stuck = f"is stuck at {schedule.slot(slot)} ({place.split(', op')[0]}){in_step}"

@@ -71,7 +71,7 @@ class Program:
         """(messages,) number of the link: one per ordered pair of devices that is used."""
         found = self.messages
         pair = found.source_device.astype(np.int64) * self.schedule.num_devices + found.target_device
-        return np.unique(pair, return_inverse=True)[1].reshape(-1)
+        return np.asarray(np.unique(pair, return_inverse=True)[1].reshape(-1))
 
     @cached_property
     def _link_values(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
@@ -105,7 +105,7 @@ class Program:
         updates = np.flatnonzero(schedule.kind[schedule.slot_row] == int(Kind.U))
         if not len(updates) or not schedule.replicas:
             return []
-        result = []
+        result: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         kind, stage = schedule.kind, schedule.stage
         gradient_rows = (kind == int(Kind.B)) | (kind == int(Kind.W))
         for replicated, devices in schedule.replicas.items():

@@ -112,7 +112,8 @@ class Link:
         transfer.callbacks.append(self._transferred)
 
     def _transferred(self, transfer: Event) -> None:
-        self.transport._arrive(transfer.value)
+        message: Any = transfer.value
+        self.transport._arrive(message)
         if self.queue:
             self.serve(self.queue.popleft())
         else:

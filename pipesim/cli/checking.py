@@ -1,0 +1,44 @@
+"""``pipesim check``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipesim.cli.options import Request, json_option, print_json, schedule_command, schedule_options
+from pipesim.engine import simulate
+from pipesim.schedule import Schedule
+
+__all__ = ["check_command"]
+
+
+@schedule_command("check", "FILE|SCHEDULE")
+@schedule_options
+@json_option
+def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
+    """Check a schedule: what can be seen in the listing, and a dry run that finds deadlocks."""
+    request = Request(words, values)
+    name = request.name
+    schedule = request.schedule(name).check()
+    simulate(schedule.without_communication())
+    if as_json:
+        print_json({"ok": True, **_facts(schedule)})
+        return
+    facts = _facts(schedule)
+    click.echo(f"{name}: right. {facts['devices']} devices, {facts['stages']} stages, {facts['microbatches']} microbatches, {facts['ops']} ops, weights {facts['weights']}")
+    for stage, devices in facts["replicas"].items():
+        click.echo(f"stage {stage} has replicas on devices {', '.join(map(str, devices))}")
+
+
+def _facts(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "schedule": schedule.name,
+        "devices": schedule.num_devices,
+        "stages": schedule.num_stages,
+        "microbatches": schedule.num_microbatches,
+        "ops": len(schedule),
+        "weights": schedule.weights,
+        "placement": {str(stage): list(devices) for stage, devices in schedule.placement.items()},
+        "replicas": {str(stage): list(devices) for stage, devices in schedule.replicas.items()},
+    }

@@ -1,0 +1,93 @@
+"""``pipesim plot`` and ``pipesim export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipesim.cli.options import Request, is_run, request_options, schedule_command
+from pipesim.errors import ScheduleError
+
+__all__ = ["export_command", "plot_command"]
+
+_PLOTS = (".png", ".svg", ".pdf", ".html")
+_EXPORTS = {
+    "trace": "Chrome trace JSON, for ui.perfetto.dev",
+    "csv": "PyTorch's CSV",
+    "text": "the text form",
+    "run": "the whole run, to load again",
+    "html": "an interactive page",
+}
+
+
+@schedule_command("plot", "SCHEDULE|RUN")
+@request_options
+@click.option("--out", "-o", type=click.Path(dir_okay=False), help="Where to, .png, .svg, .pdf or .html. Default: SCHEDULE.png.")
+@click.option("--no-memory", is_flag=True, help="Leave the memory curves out.")
+def plot_command(words: tuple[str, ...], out: str | None, no_memory: bool, **values: Any) -> None:
+    """Draw a Gantt chart and, below it, memory over the same time axis."""
+    request = Request(words, values)
+    name = request.name
+    target = Path(out) if out else Path(f"{Path(name).name.partition(':')[0].partition('.')[0]}.png")
+    if target.suffix.lower() not in _PLOTS:
+        raise ScheduleError(f"{target}: a picture is written as {', '.join(_PLOTS)}")
+    run = request.run(name)
+    if target.suffix.lower() == ".html":
+        from pipesim.viz import interactive
+
+        interactive.write_html(run, target)
+    else:
+        from pipesim.viz import mpl
+
+        mpl.save(mpl.figure(run, memory=not no_memory), target)
+    click.echo(f"wrote {target}", err=True)
+
+
+@schedule_command("export", "SCHEDULE|RUN")
+@request_options
+@click.option("--format", "form", type=click.Choice(list(_EXPORTS)), help="; ".join(f"{name}: {what}" for name, what in _EXPORTS.items()))
+@click.option("--out", "-o", type=click.Path(dir_okay=False), required=True, help="Where to: .csv, .txt, .json, .json.gz or .html say the format.")
+def export_command(words: tuple[str, ...], form: str | None, out: str, **values: Any) -> None:
+    """Write a schedule as CSV or text, or a run as a trace for Perfetto, as JSON or as a page.
+
+    Without --format the name decides: .csv, .txt, .html; .json and .json.gz are traces, and run.json or run.json.gz a run.
+    """
+    target = Path(out)
+    form = form or _format_of(target)
+    request = Request(words, values)
+    name = request.name
+    if form in ("csv", "text"):
+        # an order needs no run, so one that would deadlock can be written too
+        schedule = request.run(name).schedule if is_run(name) else request.schedule(name).check()
+        if form == "csv":
+            schedule.to_csv(target)
+        else:
+            from pipesim.files import write_atomically
+
+            write_atomically(target, str(schedule) + "\n")
+        click.echo(f"wrote {target}", err=True)
+        return
+    run = request.run(name)
+    if form == "run":
+        run.save(target)
+    elif form == "html":
+        from pipesim.viz import interactive
+
+        interactive.write_html(run, target)
+    else:
+        from pipesim.viz import trace
+
+        trace.write_trace(run, target)
+    click.echo(f"wrote {target}" + (" (open it at ui.perfetto.dev)" if form == "trace" else ""), err=True)
+
+
+def _format_of(target: Path) -> str:
+    name = target.name.lower()
+    if name.endswith((".json", ".json.gz")):
+        return "run" if name.startswith("run") else "trace"
+    forms = {".csv": "csv", ".txt": "text", ".html": "html"}
+    if target.suffix.lower() not in forms:
+        raise ScheduleError(f"{target}: the name does not say the format; give --format {', '.join(_EXPORTS)}")
+    return forms[target.suffix.lower()]

@@ -1,0 +1,382 @@
+"""What the commands share: options that become a schedule, costs, a cluster and a run."""
+
+from __future__ import annotations
+
+import collections.abc
+import json
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from pipesim import registry
+from pipesim.cluster import Cluster
+from pipesim.costs import CostModel, UniformCosts, cost_presets, read_costs
+from pipesim.engine import ENGINES, simulate
+from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.schedule import WEIGHT_POLICIES, Schedule
+from pipesim.timeline import Timeline, load
+from pipesim.units import parse_quantity
+
+__all__ = ["Request", "is_run", "json_option", "print_json", "request_options", "schedule_command", "schedule_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def schedule_command(name: str, metavar: str = "SCHEDULE") -> Callable[[Callable[..., Any]], click.Command]:
+    """A command that takes schedules, and options of those schedules.
+
+    They are not known before the schedule's name is, so click hands every word that it does not know to :class:`Request`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(function)
+        return click.command(name, context_settings={"ignore_unknown_options": True})(function)
+
+    return decorate
+
+
+class Numbers(click.ParamType):
+    """A number, or a list with commas, one per stage: ``1`` or ``1,1,1.5,1``; of sizes and times with a unit, too."""
+
+    name = "numbers"
+
+    def __init__(self, dimension: str | None = None) -> None:
+        self.dimension = dimension
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        parts = [self._one(part.strip(), param, ctx) for part in value.split(",")]
+        return parts if len(parts) > 1 else parts[0]
+
+    def _one(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(text)
+        except ValueError:
+            if self.dimension is not None and text:
+                return text
+            self.fail(f"{text!r} is not a number; write a number, or one per stage such as 1,1,1.5,1", param, ctx)
+
+
+TIMES = ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap")
+SIZES = ("message", "activation", "activation_freed_by_input_grad", "stage_input", "weights", "gradients", "optimizer_state")
+_TIME_HELP = {
+    "forward": "Time of F per stage (chunk). Default 1.",
+    "backward": "Time of B, the full backward. Default: I + W.",
+    "input_grad": "Time of I, the input-gradient half. Default 1, or half of B.",
+    "weight_grad": "Time of W, the weight-gradient half. Default 1, or the rest of B.",
+    "optimizer": "Time of an optimizer update. Default 0.",
+    "overlap": "Time of a forward and a backward in one slot. Default: their sum.",
+}
+_SIZE_HELP = {
+    "message": "Bytes (or units) of a message between stages. Default 0.",
+    "activation": "Bytes of one activation. Default 1 unit.",
+    "activation_freed_by_input_grad": "The part of it that goes when I ends. Default 0.",
+    "stage_input": "Bytes kept where the forward is recomputed. Default 0.",
+    "weights": "Bytes of a stage's weights. Default 0.",
+    "gradients": "Bytes of its gradients. Default 0.",
+    "optimizer_state": "Bytes of its optimizer state. Default 0.",
+}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def schedule_options(command: Command) -> Command:
+    """Options that say how large a schedule is, or how its file is read."""
+    options = [
+        click.option("--devices", "-p", type=int, help="Devices p; a schedule file needs none."),
+        click.option("--microbatches", "-m", type=int, help="Microbatches m in all; a schedule file needs none."),
+        click.option("--legacy", is_flag=True, help="File: PyTorch's words of 2024 (B is the input half, BW the full backward)."),
+        click.option("--drop-communication", is_flag=True, help="File: leave out listed SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD."),
+        click.option("--placement", help="File: where stages are expected: loop, v, or a device per stage such as 0,1,1,0."),
+        click.option("--graph", help="File: edges of the stage graph, such as '0>1,0>2,1>3,2>3'. Default: a chain."),
+        click.option("--weight-policy", type=click.Choice(WEIGHT_POLICIES), help="File: what happens to weights. Default flush."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def request_options(command: Command) -> Command:
+    """Options that say what to run: schedule, costs, cluster, steps."""
+    options: list[Callable[[Any], Any]] = []
+    options += [click.option(_flag(name), type=Numbers("time"), help=_TIME_HELP[name]) for name in TIMES]
+    options += [
+        click.option("--recompute", type=click.Choice(["never", "always", "except_last"]), help="Add F to the backward of these microbatches."),
+        click.option("--latency", type=Numbers("time"), help="Time of a hop between devices. Default 0."),
+        click.option("--bandwidth", help="Bytes (units) per unit of time of every link; 25 GB/s where times are physical."),
+    ]
+    options += [click.option(_flag(name), type=Numbers("bytes"), help=_SIZE_HELP[name]) for name in SIZES]
+    options += [
+        click.option("--stages", type=int, help="The times and bytes are of one of this many stages; others are scaled (chunks)."),
+        click.option("--unit", type=click.Choice(["slot", "s", "ms", "us"]), default="slot", help="Unit of the times above."),
+        click.option("--costs", help=f"Costs from a file: stage times (TOML), a layer profile (graph.txt), or one of {', '.join(cost_presets())}."),
+        click.option("--cuts", help="Profile: the layer that each stage but the first starts with, such as 5,12,30. Default: balanced."),
+        click.option("--weight-grad-share", type=float, help="Profile: the part of the backward that W takes where it is split."),
+        click.option("--optimizer-bytes", type=float, help="Profile: bytes of optimizer state per byte of parameters."),
+        click.option("--cluster", help="Speeds, links and capacities: a TOML file, or a preset such as dgx-a100."),
+        click.option("--capacity", help="Memory of every device, to find the first op that does not fit."),
+        click.option("--steps", type=int, default=1, help="How often to run the schedule."),
+        click.option("--no-barrier", is_flag=True, help="Devices do not wait for each other before the optimizer."),
+        click.option("--engine", type=click.Choice(ENGINES), default="auto", help="Which engine runs it."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return schedule_options(command)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+
+
+def print_json(data: Any) -> None:
+    """Prints one JSON object on stdout; the numbers are Python's, so NaN cannot slip in."""
+    click.echo(json.dumps(data, allow_nan=False))
+
+
+def is_run(name: str) -> bool:
+    """Whether a name means a saved run."""
+    return name.lower().endswith((".json", ".json.gz"))
+
+
+@dataclass
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        words: The words that click did not know: names of schedules, and schedules' own options.
+        values: click's options.
+    """
+
+    words: Sequence[str]
+    values: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.names: list[str] = []
+        self._own: dict[str, str | None] = {}
+        flags = _installed_flags()
+        words = list(self.words)
+        while words:
+            word = words.pop(0)
+            if not word.startswith("-") or word == "-":
+                self.names.append(word)
+                continue
+            key, equals, value = word.lstrip("-").partition("=")
+            key = key.replace("-", "_")
+            if not equals and key not in flags and words and not words[0].startswith("--"):
+                equals, value = "=", words.pop(0)
+            self._own[key] = value if equals else None
+        self._check_options()
+
+    @property
+    def name(self) -> str:
+        """The one schedule that was asked for."""
+        if len(self.names) != 1:
+            what = "Missing argument 'SCHEDULE'; pipesim list shows them" if not self.names else f"Got unexpected extra argument {self.names[1]!r}"
+            raise click.UsageError(what)
+        return self.names[0]
+
+    def _check_options(self) -> None:
+        """Raises a usage error for an option that none of the schedules has, before anything runs."""
+        if not self._own:
+            return
+        generated = [name for name in self.names if not (registry.is_file(name) or is_run(name))]
+        known = {key for name in generated for key in registry.options_of(registry.find(name))}
+        for option in self._own:
+            if option not in known:
+                own = f"options of {', '.join(generated)}: {', '.join(sorted(map(_flag, known)))}" if known else "the schedule has no options of its own"
+                hint = did_you_mean(_flag(option), [*map(_flag, known), *map(_flag, self.values)])
+                raise click.UsageError(f"No such option: {_flag(option)}{hint or '; ' + own}")
+
+    # -- schedule ------------------------------------------------------------------------------------------------------
+
+    def schedule(self, name: str) -> Schedule:
+        """The schedule that a name or a file means."""
+        if registry.is_file(name):
+            return self._read(name)
+        generator = registry.find(name)
+        sizes = {key: self.values[key] for key in ("devices", "microbatches")}
+        for key, value in sizes.items():
+            if value is None:
+                raise click.UsageError(f"schedule {name!r} wants --{key}, such as --devices 4 --microbatches 8")
+        return registry.generate(name, sizes["devices"], sizes["microbatches"], **self._own_options(name, generator))
+
+    def _read(self, path: str) -> Schedule:
+        values = self.values
+        options: dict[str, Any] = {"legacy": values["legacy"]}
+        if values["graph"] is not None:
+            options["graph"] = [_edge(word) for word in values["graph"].replace(",", " ").split()]
+        if values["weight_policy"] is not None:
+            options["weights"] = values["weight_policy"]
+        schedule = registry.read_file(path, **options)
+        if values["placement"] is not None:
+            schedule.check_placement(_placement(values["placement"], schedule))
+        for key, actual in (("devices", schedule.num_devices), ("microbatches", schedule.num_microbatches)):
+            if values[key] is not None and values[key] != actual:
+                raise ScheduleError(f"{path} has {actual} {key}, and --{key} says {values[key]}; leave it out")
+        return schedule.without_communication() if values["drop_communication"] else schedule
+
+    def _own_options(self, name: str, generator: registry.Generator) -> dict[str, Any]:
+        """The options of this schedule among the extra words, and the costs that its order depends on."""
+        known = registry.options_of(generator)
+        options = {key: self.values[key] for key in known if key in self.values and self.values[key] is not None}
+        if self.values.get("costs") is not None and {"forward", "input_grad"} & known.keys():
+            options.update(self._costs_for_order(known))
+        for key, text in self._own.items():
+            if key in known:
+                options[key] = _converted(key, text, known[key].annotation)
+        return options
+
+    def _costs_for_order(self, known: typing.Collection[str]) -> dict[str, Any]:
+        costs = self.costs()
+        if not isinstance(costs, UniformCosts):
+            return {}
+        names = ("forward", "backward", "input_grad", "weight_grad", "latency")
+        return {key: getattr(costs, key) for key in names if key in known and getattr(costs, key) is not None}
+
+    # -- costs and cluster -----------------------------------------------------------------------------------------
+
+    def costs(self) -> CostModel:
+        """The costs: a file, or numbers."""
+        values = self.values
+        given = [name for name in (*TIMES, *SIZES, "latency", "bandwidth", "recompute", "stages") if values[name] is not None]
+        profile = {name: values[name] for name in ("weight_grad_share", "optimizer_bytes") if values[name] is not None}
+        if values["cuts"] is not None:
+            profile["cuts"] = _converted("cuts", values["cuts"], Sequence[int])
+        if values["costs"] is not None:
+            if given:
+                raise click.UsageError(f"--costs gives the costs already; leave out {', '.join(map(_flag, given))}")
+            return read_costs(values["costs"], **profile)
+        if profile:
+            raise click.UsageError(f"{', '.join(map(_flag, profile))} belongs to --costs with a layer profile")
+        scale = {"slot": None, "s": 1.0, "ms": 1e-3, "us": 1e-6}[values["unit"]]
+        options: dict[str, Any] = {}
+        for name in (*TIMES, "latency"):
+            if values[name] is not None:
+                options[name] = _physical(values[name], scale, "time", name)
+        for name in SIZES:
+            if values[name] is not None:
+                options[name] = _physical(values[name], None if scale is None else 1.0, "bytes", name)
+        if values["bandwidth"] is not None:
+            options["bandwidth"] = _bandwidth(values["bandwidth"], scale is not None)
+        if values["recompute"] is not None:
+            options["recompute_policy"] = values["recompute"]
+        return UniformCosts(**options, stages=values["stages"], unit="slot" if scale is None else "s")
+
+    def cluster(self, costs: CostModel) -> Cluster | None:
+        """The cluster, if one is needed."""
+        cluster = None if self.values["cluster"] is None else Cluster.load(self.values["cluster"])
+        capacity = self.values["capacity"]
+        if capacity is None:
+            return cluster
+        memory = _capacity(capacity, costs.unit)
+        if cluster is None:
+            cluster = Cluster(unit=costs.unit, name="none")
+        return cluster.with_memory(memory)
+
+    # -- a run -----------------------------------------------------------------------------------------------------
+
+    def run(self, name: str) -> Timeline:
+        """The run that a name means: a saved one, or a simulation."""
+        if is_run(name):
+            return load(name)
+        costs = self.costs()
+        values = self.values
+        return simulate(
+            self.schedule(name), costs, cluster=self.cluster(costs), steps=values["steps"], barrier=not values["no_barrier"], engine=values["engine"]
+        )
+
+
+def _installed_flags() -> set[str]:
+    """Options of installed schedules that take no value; others' are written --flag=true."""
+    generators = set(registry.available().values())
+    return {name for generator in generators for name, option in registry.options_of(generator).items() if option.annotation is bool}
+
+
+def _converted(key: str, text: str | None, annotation: Any) -> Any:
+    """A word as the type that a generator's signature asks for."""
+    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union else (annotation,)
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if bool in kinds:
+        if text not in (None, "true", "false"):
+            raise click.UsageError(f"{_flag(key)} takes no value")
+        return text != "false"
+    if text is None:
+        raise click.UsageError(f"{_flag(key)} wants a value")
+    choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
+    for choice in choices:
+        if text.lower() == str(choice).lower():
+            return choice
+    lists = [kind for kind in kinds if typing.get_origin(kind) in (collections.abc.Sequence, list, tuple)]
+    scalar = next((kind for kind in (int, float) if kind in kinds), None)
+    try:
+        if lists and ("," in text or scalar is None):
+            element = typing.get_args(lists[0])[0]
+            return [_number(part, float if float in (element, *typing.get_args(element)) else int) for part in text.split(",")]
+        if scalar is not None:
+            return _number(text, float if float in kinds else int)
+    except ValueError as error:
+        raise click.UsageError(f"{_flag(key)}: {error}") from None
+    if str in kinds or not choices:
+        return text
+    raise click.UsageError(f"{_flag(key)} is {text!r}; right is {' or '.join(map(str, choices))}")
+
+
+def _number(text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
+def _physical(value: Any, scale: float | None, dimension: Any, name: str) -> Any:
+    """Numbers in the chosen unit; texts such as "5 us" or "16 MiB" only where times are physical."""
+    if isinstance(value, list):
+        return [_physical(one, scale, dimension, name) for one in value]
+    if isinstance(value, str):
+        if not value[0].isdigit():
+            raise click.UsageError(f"{_flag(name)} {value!r} is not a number; write a number, or one per stage such as 1,1,1.5,1")
+        if scale is None:
+            raise click.UsageError(f"{_flag(name)} {value!r}: a unit needs physical times; add --unit s, ms or us")
+        return parse_quantity(value, dimension, _flag(name))
+    return value if scale is None else value * scale
+
+
+def _bandwidth(text: str, physical: bool) -> float:
+    if physical:
+        return parse_quantity(text, "bandwidth", "--bandwidth")
+    try:
+        return float(text)
+    except ValueError:
+        raise click.UsageError(f"--bandwidth {text!r}: in slots it is a number of units per slot; for 25 GB/s add --unit s, ms or us") from None
+
+
+def _capacity(text: str, unit: str) -> float:
+    if unit == "s":
+        return parse_quantity(text, "bytes", "--capacity")
+    try:
+        return float(text)
+    except ValueError:
+        raise click.UsageError(f"--capacity {text!r}: with times in slots it is a number of units") from None
+
+
+def _edge(word: str) -> tuple[int, int]:
+    before, arrow, after = word.partition(">")
+    if not arrow or not before.isdecimal() or not after.isdecimal():
+        raise click.UsageError(f"--graph: {word!r} is not an edge; write 0>1,0>2")
+    return int(before), int(after)
+
+
+def _placement(text: str, schedule: Schedule) -> dict[int, int]:
+    devices, stages = schedule.num_devices, schedule.num_stages
+    if text == "loop":
+        return {stage: stage % devices for stage in range(stages)}
+    if text == "v":
+        # down and up again: 0 1 2 3 3 2 1 0 0 1 ...
+        return {stage: (stage % devices if stage // devices % 2 == 0 else devices - 1 - stage % devices) for stage in range(stages)}
+    return dict(enumerate(_converted("placement", text, Sequence[int])))

@@ -1,0 +1,80 @@
+"""``pipesim simulate`` and ``pipesim compare``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from pipesim import registry
+from pipesim.cli.options import Request, json_option, print_json, request_options, schedule_command
+from pipesim.errors import DeadlockError, ScheduleError
+from pipesim.timeline import Timeline, compare
+
+__all__ = ["compare_command", "simulate_command"]
+
+
+@schedule_command("simulate")
+@request_options
+@click.option("--fit", is_flag=True, help="Exit with status 1 if some device's memory does not suffice.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Also save the run, as run.json or run.json.gz.")
+@json_option
+def simulate_command(words: tuple[str, ...], fit: bool, save: str | None, as_json: bool, **values: Any) -> None:
+    """Run SCHEDULE: a name (pipesim list), module:function, file.py:function, a CSV or a text file.
+
+    A schedule's own options are given here too: pipesim simulate 1f1b --policy B ...
+    """
+    request = Request(words, values)
+    run = request.run(request.name)
+    if save:
+        run.save(save)
+        click.echo(f"saved {save}", err=True)
+    if as_json:
+        print_json(run.figures())
+    else:
+        click.echo(run.summary())
+    overflows = run.overflows()
+    if fit and overflows:
+        first = overflows[0]
+        what = f"op {first.op}" if first.op is not None else "what is there all the time"
+        click.echo(f"Error: device {first.device} has {first.capacity:g} and needs {first.needed:g} at {first.time:g}, for {what}", err=True)
+        sys.exit(1)
+
+
+@schedule_command("compare", "[SCHEDULE|RUN]...")
+@click.option("--all", "every", is_flag=True, help="Every installed schedule; those that do not allow the size are named.")
+@request_options
+@json_option
+def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values: Any) -> None:
+    """Put several schedules, or runs that were saved (run.json.gz), side by side."""
+    request = Request(words, values)
+    chosen = request.names
+    if every:
+        chosen += [name for name in _first_names() if name not in chosen]
+    runs: list[Timeline] = []
+    refused: dict[str, str] = {}
+    for name in chosen:
+        try:
+            runs.append(request.run(name))
+        except (ScheduleError, DeadlockError) as error:
+            if not every:
+                raise
+            refused[name] = str(error).partition("\n")[0]
+    if len(runs) < 2:
+        raise click.UsageError("compare wants at least two schedules or saved runs")
+    table = compare(*runs)
+    if as_json:
+        print_json({**table.as_dict(), "refused": refused})
+        return
+    click.echo(str(table))
+    for name, reason in refused.items():
+        click.echo(f"{name}: not for this size: {reason}")
+
+
+def _first_names() -> list[str]:
+    """Every schedule once, by its first name."""
+    seen: dict[registry.Generator, str] = {}
+    for name, generator in registry.available().items():
+        seen.setdefault(generator, name)
+    return list(seen.values())

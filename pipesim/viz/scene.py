@@ -1,0 +1,327 @@
+"""A picture as data: the bars that every view draws, as columns.
+
+Times count from the start of the first op. Device d takes the band from y = d to y = d + 1, and y grows downwards, so
+device 0 is on top. A pair is two bars of half the height, its first half above::
+
+    y = d    +---------+----+         top = d + 0.1
+             |         | F4 |         middle of a pair = d + 0.5
+             |   B2    +----+
+             |         | B0 |
+    y = d+1  +---------+----+         bottom = d + 0.9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipesim import metrics
+from pipesim.dataflow import first_updates
+from pipesim.op import Kind, Op
+from pipesim.units import format_time
+from pipesim.viz import palette
+
+if TYPE_CHECKING:
+    from pipesim.schedule import Schedule
+    from pipesim.timeline import Timeline
+
+__all__ = ["MARGIN", "Group", "Scene", "bins", "grid", "printable", "scene", "size_axis", "time_axis", "waits"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MARGIN = 0.1  # the free part of a device's band above and below its bars
+
+
+@dataclass(frozen=True)
+class Group:
+    """Bars that look the same: one artist, one path, one trace.
+
+    Attributes:
+        kind: What they do.
+        shade: Their chunk, counted modulo :data:`palette.SHADES`.
+        color: ``#rrggbb``.
+        bars: (bars of the group,) their indices in the scene's columns.
+    """
+
+    kind: Kind
+    shade: int
+    color: str
+    bars: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """The bars of a run: step after step, within a step device after device, within a device in stream order.
+
+    Attributes:
+        num_devices: Bands, also of devices that have no bar.
+        num_chunks: The most stages that any device holds.
+        origin: When the first op started; the times of the other columns count from there.
+        span: The end of the last bar.
+        unit: ``"s"`` or ``"slot"``.
+        device: (bars,) its band.
+        top: (bars,) upper edge, y growing downwards.
+        bottom: (bars,) lower edge.
+        start: (bars,) left edge.
+        end: (bars,) right edge.
+        kind: (bars,) values of :class:`Kind`.
+        stage: (bars,)
+        chunk: (bars,) the how-manieth of its device's stages, from 0.
+        microbatch: (bars,) the number of the update for U.
+        step: (bars,)
+        slot: (bars,) compute slot of the schedule; the halves of a pair share one.
+    """
+
+    num_devices: int
+    num_chunks: int
+    origin: float
+    span: float
+    unit: str
+    device: Ints
+    top: Floats
+    bottom: Floats
+    start: Floats
+    end: Floats
+    kind: NDArray[np.int8]
+    stage: Ints
+    chunk: Ints
+    microbatch: Ints
+    step: Ints
+    slot: Ints
+
+    def __len__(self) -> int:
+        """Number of bars."""
+        return len(self.start)
+
+    def op(self, bar: int) -> Op:
+        """What a bar shows; half of a pair where it is one."""
+        number = int(self.microbatch[bar])
+        return Op(int(self.stage[bar]), Kind(int(self.kind[bar])), None if number < 0 else number)
+
+    def label(self, bar: int) -> str:
+        """What stands in a bar: the number of the microbatch, as in the papers' pictures; the colour says the kind."""
+        number = int(self.microbatch[bar])
+        return f"U{number}" if self.kind[bar] == int(Kind.U) else str(number) if number >= 0 else ""
+
+    @property
+    def groups(self) -> Iterator[Group]:
+        """The bars by kind and shade, kinds in their own order."""
+        code = _codes(self)
+        order = np.argsort(code, kind="stable")
+        values, first = np.unique(code[order], return_index=True)
+        for value, bars in zip(values.tolist(), np.split(order, first[1:]), strict=True):
+            kind, shade = divmod(value, palette.SHADES)
+            yield Group(Kind(kind), shade, palette.color(Kind(kind), shade, self.num_chunks), bars)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that occur, in their own order: the legend."""
+        return [Kind(int(kind)) for kind in np.unique(self.kind)]
+
+
+def scene(timeline: Timeline) -> Scene:
+    """Returns the bars of a run.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> bars = scene(simulate(generate("gpipe", 2, 1), UniformCosts(forward=1, backward=2)))
+        >>> [(str(bars.op(i)), int(bars.device[i]), float(bars.start[i]), float(bars.end[i])) for i in range(len(bars))]
+        [('0F0', 0, 0.0, 1.0), ('0B0', 0, 4.0, 6.0), ('1F0', 1, 1.0, 2.0), ('1B0', 1, 2.0, 4.0)]
+    """
+    schedule, steps, origin = timeline.schedule, timeline.steps, timeline.first_start
+    rows = np.flatnonzero(schedule.kind <= int(Kind.U))
+    slot = schedule.row_slot[rows]
+    columns = {name: np.tile(column, steps) for name, column in _rows(schedule, rows).items()}
+    return Scene(
+        num_devices=schedule.num_devices,
+        num_chunks=int(columns["chunk"].max(initial=0)) + 1,
+        origin=origin,
+        span=timeline.makespan,
+        unit=timeline.unit,
+        start=timeline.start[:, slot].ravel() - origin,
+        end=timeline.end[:, slot].ravel() - origin,
+        step=np.repeat(np.arange(steps), len(rows)),
+        **columns,
+    )
+
+
+def grid(schedule: Schedule) -> Scene:
+    """Returns the order of a schedule as bars, each one long, without running it; communication is in it where it is listed.
+
+    Examples:
+        >>> from pipesim import Schedule
+        >>> grid(Schedule.from_text("0F0 0SEND_F0\\n1RECV_F0 1F0")).start.tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
+    count = np.cumsum(~schedule.joined)
+    first = schedule.device_rows[:-1]
+    before = np.where(first > 0, count[first - 1], 0) if len(count) else np.zeros(len(first), np.int64)
+    start = (count - 1 - before[schedule.device]).astype(np.float64)
+    columns = _rows(schedule, np.arange(len(schedule)))
+    return Scene(
+        num_devices=schedule.num_devices,
+        num_chunks=int(columns["chunk"].max(initial=0)) + 1,
+        origin=0.0,
+        span=float(start.max(initial=0.0)) + 1,
+        unit="slot",
+        start=start,
+        end=start + 1,
+        step=np.zeros(len(schedule), np.int64),
+        **columns,
+    )
+
+
+def _rows(schedule: Schedule, rows: Ints) -> dict[str, Any]:
+    """The columns of a scene that rows of the schedule say, whatever the times are."""
+    device, stage = schedule.device[rows].astype(np.int64), schedule.stage[rows].astype(np.int64)
+    lower = schedule.joined[rows]
+    upper = np.append(lower[1:], False)[: len(rows)]
+    # (device, stage) in order; a stage's chunk is its place among those of its device
+    places, place = np.unique(device * max(1, schedule.num_stages) + stage, return_inverse=True)
+    owner = places // max(1, schedule.num_stages)
+    chunk = (np.arange(len(places)) - np.searchsorted(owner, owner))[place.reshape(-1)]
+    return {
+        "device": device,
+        "top": device + np.where(lower, 0.5, MARGIN),
+        "bottom": device + np.where(upper, 0.5, 1 - MARGIN),
+        "kind": schedule.kind[rows],
+        "stage": stage,
+        "chunk": chunk,
+        "microbatch": schedule.microbatch[rows].astype(np.int64),
+        "slot": schedule.row_slot[rows],
+    }
+
+
+def waits(timeline: Timeline) -> Callable[[int, int], str]:
+    """Returns a function (slot, step) -> what that slot waited for, as text for people; times count from the first start.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> why = waits(simulate(generate("gpipe", 2, 2), UniformCosts(forward=1, backward=2, latency=0.25)))
+        >>> for slot in (0, 2, 3):
+        ...     print(why(slot, 0))
+        no wait: needs nothing from other devices
+        waited 3.5 for 1B0 of device 1 (sent 5.25, arrived 5.5)
+        no wait: 1B1 of device 1 was there (sent 7.25, arrived 7.5)
+    """
+    schedule, messages, origin = timeline.schedule, timeline.messages, timeline.first_start
+    last = metrics._last_messages(timeline)
+    gates = set(first_updates(schedule).tolist()) if timeline.barrier else set()
+
+    def time(value: float) -> str:
+        return format_time(float(value) - origin, timeline.unit)
+
+    def text(slot: int, step: int) -> str:
+        device = int(schedule.slot_device[slot])
+        start, message = float(timeline.start[step, slot]), int(last[step, slot])
+        if slot > schedule.device_slots[device]:
+            free = float(timeline.end[step, slot - 1])
+        else:
+            free = float(timeline.end[step - 1, schedule.device_slots[device + 1] - 1]) if step else origin
+        gap = start - free
+        waited = format_time(gap, timeline.unit)
+        if message >= 0:
+            sender = f"{schedule.op(int(messages.source[message]))} of device {messages.source_device[message]}"
+            times = f"sent {time(timeline.sent[step, message])}, arrived {time(timeline.arrived[step, message])}"
+            if gap > 0 and timeline.arrived[step, message] > free:
+                return f"waited {waited} for {sender} ({times})"
+            return f"no wait: {sender} was there ({times})"
+        if gap <= 0:
+            return "no wait: needs nothing from other devices"
+        if slot in gates:
+            return f"waited {waited} for all devices (barrier)"
+        if schedule.kind[schedule.slot_row[slot]] == int(Kind.U):
+            return f"waited {waited} for the gradients of the other replicas"
+        return f"waited {waited}"
+
+    return text
+
+
+def bins(bars: Scene, count: int) -> NDArray[np.int8]:
+    """What fills most of each of *count* equal spans of time, for pictures with more bars than pixels.
+
+    Returns:
+        (2 · devices, count): two half bands per device, upper first. A value v >= 0 means kind ``v // SHADES`` in shade
+        ``v % SHADES``, -1 means that nothing runs at all in the span: even the shortest op is seen where it is alone.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> bins(scene(simulate(generate("gpipe", 2, 1), UniformCosts(forward=1, backward=2))), 6)[::2].tolist()
+        [[0, -1, -1, -1, 4, 4], [-1, 0, 4, 4, -1, -1]]
+    """
+    height = 2 * bars.num_devices
+    best = np.zeros(height * count)
+    result = np.full(height * count, -1, np.int8)
+    left, right = (column * (count / bars.span if bars.span else 0.0) for column in (bars.start, bars.end))
+    first = np.minimum(left.astype(np.int64), count - 1)
+    # the last span that a bar reaches; a bar that ends on a border does not reach beyond it
+    last = np.clip(np.ceil(right).astype(np.int64) - 1, first, count - 1)
+    upper, lower = bars.top < bars.device + 0.5, bars.bottom > bars.device + 0.5
+    code = _codes(bars)
+    for value in np.unique(code).tolist():
+        cover = np.zeros(height * count)
+        for half, inside in enumerate((upper, lower)):
+            own = np.flatnonzero(inside & (code == value))
+            row = (2 * bars.device[own] + half) * count
+            a, b = row + first[own], row + last[own]
+            one = a == b
+            # whole spans between the two ends, then the parts at the ends; a bar of no length counts a trace
+            change = np.bincount(a + 1, minlength=height * count + 2) - np.bincount(np.maximum(b, a + 1), minlength=height * count + 2)
+            cover += np.cumsum(change)[: height * count]
+            begin = np.where(one, right[own] - left[own], first[own] + 1 - left[own])
+            cover += np.bincount(a, weights=np.maximum(begin, 1e-9), minlength=height * count)
+            cover += np.bincount(b[~one], weights=(right[own] - last[own])[~one], minlength=height * count)
+        wins = cover > best
+        result[wins], best[wins] = value, cover[wins]
+    return result.reshape(height, count)
+
+
+def time_axis(span: float, unit: str) -> tuple[float, str]:
+    """The factor by which times are multiplied for an axis, and the name of the unit there.
+
+    Examples:
+        >>> time_axis(0.52, "s"), time_axis(33.0, "slot")
+        ((1000.0, 'ms'), (1.0, 'slots'))
+    """
+    if unit != "s":
+        return 1.0, "slots"
+    return _scaled(span, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
+
+
+def size_axis(peak: float, unit: str) -> tuple[float, str]:
+    """The same for memory, bytes in a physical model.
+
+    Examples:
+        >>> size_axis(3.5e9, "s"), size_axis(4, "slot")
+        ((1e-09, 'GB'), (1.0, 'units'))
+    """
+    if unit != "s":
+        return 1.0, "units"
+    return _scaled(peak, ((1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1.0, "B")))
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters, line breaks and other things that no font shows written as escapes.
+
+    Names come from files. What is left is legal in XML too (after its own escaping).
+
+    Examples:
+        >>> printable("前向 F0\\n\\x01")
+        '前向 F0\\\\n\\\\x01'
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """The first scale in which the value is at least 1, else the last."""
+    return next((scale for scale in scales if value * scale[0] >= 1), scales[-1])
+
+
+def _codes(bars: Scene) -> Ints:
+    """(bars,) kind and shade in one number."""
+    return bars.kind.astype(np.int64) * palette.SHADES + bars.chunk % palette.SHADES
