@@ -26,6 +26,7 @@ def check_schedule(schedule: Schedule) -> None:
     _check_devices(schedule)
     _check_order(schedule)
     _check_updates(schedule)
+    _check_reductions(schedule)
     _check_communication(schedule)
     _check_offloads(schedule)
 
@@ -128,6 +129,8 @@ def _find_cycle(edges: Sequence[tuple[int, int]]) -> list[int]:
 def _check_counts(schedule: Schedule) -> None:
     """F, B, I, W, R: each (stage, microbatch) once; a stage with any backward has all of them."""
     forward = np.flatnonzero(schedule.kind == int(Kind.F))
+    if not len(forward):
+        raise ScheduleError("the schedule lists no forward at all, so there is nothing to run")
     gap = _first_gap(np.unique(schedule.microbatch[schedule.kind <= int(Kind.R)]))
     if gap is not None:
         raise ScheduleError(f"microbatch {gap} is missing: microbatches count from 0, the highest listed is {schedule.num_microbatches - 1}")
@@ -257,6 +260,17 @@ def _check_updates(schedule: Schedule) -> None:
     for stage in without:
         if stage in needing:
             raise ScheduleError(f"other stages list updates and stage {stage} lists none; list {stage}U0, or leave all of them out")
+
+
+def _check_reductions(schedule: Schedule) -> None:
+    """REDUCE_GRAD: once per update on a device that lists the stage."""
+    rows = np.flatnonzero(schedule.kind == int(Kind.REDUCE_GRAD))
+    places: dict[tuple[int, int, int], int] = {}
+    for row in rows.tolist():
+        place = (int(schedule.device[row]), int(schedule.stage[row]), int(schedule.microbatch[row]))
+        if place in places:
+            _fail(schedule, row, f"{schedule.op(row)} is listed twice, first at {schedule.where(places[place])}; it stands once per update")
+        places[place] = row
 
 
 def _check_communication(schedule: Schedule) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.errors import ScheduleError, did_you_mean, require_count
 from pipesim.files import read_limited
 from pipesim.units import parse_quantity
 
@@ -34,7 +34,7 @@ class Link:
         bandwidth: Bytes per unit of time; None when only latency counts, and messages then do not queue.
 
     Examples:
-        >>> Link(latency=20e-6, bandwidth=10 * 2**30).time(16 * 2**20)
+        >>> round(Link(latency=20e-6, bandwidth=10 * 2**30).time(16 * 2**20), 9)
         0.0015825
     """
 
@@ -82,6 +82,7 @@ class Cluster:
     Attributes:
         inside: Link between two devices of a node.
         between: Link between two nodes; None where all devices stand in one.
+        host: Link between a device and the host's memory, one per device, each direction its own; for OFFLOAD and RELOAD.
         devices_per_node: How many devices a node holds, in device order; None for one node that holds all.
         device: What every device is unless *devices* says otherwise.
         devices: Device number to what is different there.
@@ -103,6 +104,7 @@ class Cluster:
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     unit: Unit = "s"
     name: str = "cluster"
+    host: Link = Link()
 
     @classmethod
     def uniform(cls, latency: float = 0.0, bandwidth: float | None = None, *, unit: Unit = "slot", memory: float | None = None) -> Cluster:
@@ -173,6 +175,14 @@ class Cluster:
         """(devices,) the capacity of each device, infinite where there is no limit."""
         memories = [self.devices.get(d, self.device).memory for d in range(num_devices)]
         return np.array([math.inf if memory is None else memory for memory in memories])
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("s", "slot"):
+            raise ScheduleError(f"unit must be 's' or 'slot', got {self.unit!r}")
+        if self.devices_per_node is not None:
+            require_count("devices_per_node", self.devices_per_node)
+        if (self.between is None) != (self.devices_per_node is None):
+            raise ScheduleError("devices_per_node and between belong together; give both, or neither for one node")
 
     def check(self, num_devices: int) -> None:
         """Verifies that exceptions name devices that there are.

@@ -80,7 +80,7 @@ def parse_csv(text: str, where: str = "schedule", *, legacy: bool = False, **opt
     streams: list[list[Slot]] = []
     lines = text.removeprefix("\ufeff").rstrip().splitlines()
     try:
-        for number, fields in enumerate(csv.reader(lines), start=1):
+        for number, fields in enumerate(csv.reader(lines, strict=True), start=1):
             streams.append(_parse_fields(fields, f"{where}, row {number}, column", legacy))
     except csv.Error as error:
         raise ScheduleError(f"{where}: not a CSV file ({error})") from None
@@ -112,7 +112,8 @@ def csv_text(schedule: Schedule) -> str:
         '0F0,0B0\r\n'
     """
     buffer = io.StringIO()
-    csv.writer(buffer).writerows([str(slot) for slot in stream] for stream in schedule.streams)
+    # a device without ops is a row of one empty field, because empty lines at the end of a file are no rows
+    csv.writer(buffer).writerows([str(slot) for slot in stream] or [""] for stream in schedule.streams)
     return buffer.getvalue()
 
 
@@ -169,7 +170,7 @@ def _parse_header(key: str, value: str, where: str) -> tuple[str, Any]:
 
 def write_text(schedule: Schedule) -> str:
     """The text form, columns aligned; what ``str(schedule)`` prints."""
-    lines = [f"name: {schedule.name}"]
+    lines = ["name: " + " ".join(schedule.name.split())]
     if schedule.weights != "flush":
         lines.append(f"weights: {schedule.weights}")
     if schedule.graph is not None:

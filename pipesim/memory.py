@@ -5,7 +5,8 @@ I ends and the rest when W ends. With recomputation F keeps only the stage's inp
 the recomputation to the end of the backward.
 
 The changes of one lane apply in stream order (allocate at a slot's start, release at its end), so that peaks do not
-depend on zero durations; messages are merged in by time, releases before allocations.
+depend on zero durations; messages and offloads are merged in by time, releases before allocations. An offloaded activation
+leaves its device when OFFLOAD ends and is held at the other end from OFFLOAD's start; for RELOAD it is the reverse.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pipesim.schedule import Schedule
     from pipesim.timeline import Timeline
 
-__all__ = ["CATEGORIES", "Footprint", "MemoryCurve", "Overflow", "activation_levels", "first_overflow", "memory_curve", "peak_memory"]
+__all__ = ["CATEGORIES", "Footprint", "MemoryCurve", "Moves", "Overflow", "activation_levels", "first_overflow", "memory_curve", "moves", "peak_memory"]
 
 Floats = NDArray[np.float64]
 
@@ -56,9 +57,12 @@ class Footprint:
         activation = costs.activation_bytes(schedule)
         static = {category: np.zeros(schedule.num_devices) for category in ("weights", "gradients", "optimizer", "weight versions")}
         stages = {category: np.asarray(values, dtype=np.float64) for category, values in costs.stage_bytes(schedule).items()}
+        unknown = sorted(stages.keys() - static.keys())
+        if unknown:
+            raise ScheduleError(f"the cost model has bytes of {', '.join(unknown)}; the categories of a stage are weights, gradients, optimizer")
         for device, owned in enumerate(schedule.device_stages):
             for category, values in stages.items():
-                static.setdefault(category, np.zeros(schedule.num_devices))[device] += values[list(owned)].sum() if owned else 0.0
+                static[category][device] += values[list(owned)].sum() if owned else 0.0
         if schedule.weights != "flush" and "weights" in stages and stages["weights"].any():
             for (device, stage), versions in schedule.staleness.num_versions.items():
                 static["weight versions"][device] += (versions - 1) * stages["weights"][stage]
@@ -102,6 +106,47 @@ def peak_levels(schedule: Schedule, start: Floats, end: Floats) -> Floats:
         level = np.cumsum(start[slots] - end[slots]) + end[slots]  # after each start
         result[device] = level.max(initial=0.0)
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The OFFLOAD and RELOAD ops of a schedule, in row order.
+
+    Attributes:
+        row: (moves,) their rows.
+        device: (moves,) the device that lists them.
+        partner: (moves,) the device that holds the activation meanwhile; -1 for the host.
+        out: (moves,) True for an OFFLOAD.
+        stage: (moves,) whose activation it is.
+        microbatch: (moves,)
+    """
+
+    row: NDArray[np.int64]
+    device: NDArray[np.int32]
+    partner: NDArray[np.int64]
+    out: NDArray[np.bool_]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def moves(schedule: Schedule) -> Moves:
+    """Returns the moves of a checked schedule.
+
+    Examples:
+        >>> from pipesim import Schedule
+        >>> found = moves(Schedule.from_text("0F0 0OFFLOAD0 0RELOAD0 0B0"))
+        >>> found.out.tolist(), found.partner.tolist()
+        ([True, False], [-1, -1])
+    """
+    out = schedule.kind == int(Kind.OFFLOAD)
+    row = np.flatnonzero(out | (schedule.kind == int(Kind.RELOAD)))
+    targets = [schedule.offload_to.get(device) for device in range(schedule.num_devices)]
+    partner = np.array([-1 if target is None else target for target in targets], dtype=np.int64)
+    device = schedule.device[row]
+    return Moves(row, device, partner[device], out[row], schedule.stage[row], schedule.microbatch[row])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +218,13 @@ class Overflow:
     capacity: float
 
 
-# Order of events at one time: messages let go, then the lane in its own order, then messages take.
+# Order of events at one time: messages and moves let go, then the lane in its own order, then messages and moves take.
 _RELEASE, _LANE, _TAKE = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
 class _Events:
-    """Changes on one device in the order in which they apply; slot is -1 for a message."""
+    """Changes on one device in the order in which they apply; slot is -1 for a message or a move."""
 
     times: Floats
     change: Floats
@@ -195,21 +240,31 @@ def _events(timeline: Timeline, device: int) -> _Events:
     times = np.stack([timeline.start[:, slots], timeline.end[:, slots]], axis=2).ravel()
     change = np.tile(np.stack([up[slots], -down[slots]], axis=1).ravel(), timeline.steps)
     slot = np.tile(np.repeat(slots, 2), timeline.steps)
-    parts = [(times, change, np.full(len(times), _LANE), slot)]
+    parts = [(times, change, np.full(len(times), _LANE), slot, np.full(len(times), True))]
     if footprint.message.any():
         found = timeline.messages
         outgoing, incoming = np.flatnonzero(found.source_device == device), np.flatnonzero(found.target_device == device)
         consumed = timeline.start[:, found.target_slot]
         # the sender holds a message until it has arrived, the receiver from when the link takes it until the op that needs it starts
         for own, begin, finish in ((outgoing, timeline.sent, timeline.arrived), (incoming, timeline.departed, consumed)):
-            size = np.tile(footprint.message[own], timeline.steps)
-            none = np.full(len(size), -1)
-            parts.append((begin[:, own].ravel(), size, np.full(len(size), _TAKE), none))
-            parts.append((finish[:, own].ravel(), -size, np.full(len(size), _RELEASE), none))
-    times, change, rank, slot = (np.concatenate(column) for column in zip(*parts, strict=True))
+            since, until = begin[:, own].ravel(), finish[:, own].ravel()
+            held = until > since  # what is held for no time would be let go before it is taken
+            since, until, size = since[held], until[held], np.tile(footprint.message[own], timeline.steps)[held]
+            none, communication = np.full(len(size), -1), np.full(len(size), False)
+            parts.append((since, size, np.full(len(size), _TAKE), none, communication))
+            parts.append((until, -size, np.full(len(size), _RELEASE), none, communication))
+    if timeline.offload_start.size:
+        moved = timeline.moves
+        # what this device lists goes with OFFLOAD and comes with RELOAD; at its partner it is the other way round
+        comes = np.where(moved.out, moved.partner, moved.device) == device
+        goes = np.where(moved.out, moved.device, moved.partner) == device
+        for mine, when, sign, moment in ((comes, timeline.offload_start, 1.0, _TAKE), (goes, timeline.offload_end, -1.0, _RELEASE)):
+            size = sign * np.tile(footprint.kept[moved.stage[mine], moved.microbatch[mine]], timeline.steps)
+            parts.append((when[:, mine].ravel(), size, np.full(len(size), moment), np.full(len(size), -1), np.full(len(size), True)))
+    times, change, rank, slot, activation = (np.concatenate(column) for column in zip(*parts, strict=True))
     # The lane's own order must survive the merge even if times were to tie; lexsort is stable.
     order = np.lexsort((rank, times))
-    return _Events(times[order], change[order], rank[order] == _LANE, slot[order])
+    return _Events(times[order], change[order], activation[order], slot[order])
 
 
 def memory_curve(timeline: Timeline, device: int) -> MemoryCurve:
@@ -239,7 +294,7 @@ def _without_dust(level: Floats, change: Floats) -> Floats:
 
 def peak_memory(timeline: Timeline) -> Floats:
     """(devices,) the highest total on each device."""
-    if not timeline.footprint.message.any():  # then nothing depends on time, and the stream order alone says it
+    if not (timeline.footprint.message.any() or timeline.offload_start.size):  # then nothing depends on time, and the stream order alone says it
         static = np.sum(list(timeline.footprint.static.values()), axis=0)
         return np.asarray(static + peak_levels(timeline.schedule, *timeline._activation_changes))
     return np.array([memory_curve(timeline, device).peak for device in range(timeline.schedule.num_devices)])
@@ -259,7 +314,7 @@ def first_overflow(timeline: Timeline, device: int) -> Overflow | None:
         return Overflow(device, None, timeline.first_start, float(curve.total[0]), capacity)
     events = _events(timeline, device)
     slot = int(events.slot[point - 1])
-    # a message has no slot on this device's lane: the op beside it is the one that starts next
+    # a message or a move has no slot on this device's lane: the op beside it is the one that starts next
     if slot < 0:
         later = np.flatnonzero(events.slot[point - 1 :] >= 0)
         slot = int(events.slot[point - 1 + later[0]]) if len(later) else int(timeline.schedule.device_slots[device + 1]) - 1

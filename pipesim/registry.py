@@ -42,7 +42,10 @@ def available() -> Mapping[str, Generator]:
     owner: dict[str, str] = {}
     # the built-in pack first, then by name, so that the order of installation does not matter
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name != "builtin", entry.name, entry.value)):
-        pack = entry.load()
+        try:
+            pack = entry.load()
+        except Exception as error:  # one broken package must be named, whatever it does
+            raise ScheduleError(f"the entry point {entry.name!r} ({entry.value}) in group {GROUP} cannot be loaded: {error!r}") from error
         if not isinstance(pack, Mapping) or not all(isinstance(name, str) and callable(function) for name, function in pack.items()):
             raise ScheduleError(f"the entry point {entry.name!r} ({entry.value}) in group {GROUP} must be a dict of name: function")
         for name, function in pack.items():
@@ -93,6 +96,8 @@ def _load_module(module_name: str, name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ScheduleError(f"{name}: there is no module {error.name!r}; for a file write path/to/file.py:function") from None
+    except Exception as error:
+        raise ScheduleError(f"{module_name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _load_file(path: Path) -> Any:
@@ -117,8 +122,11 @@ def options_of(generator: Generator) -> dict[str, inspect.Parameter]:
         >>> list(options_of(find("1f1b")))
         ['policy', 'max_in_flight']
     """
-    parameters = list(inspect.signature(generator, eval_str=True).parameters.values())
-    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    try:
+        signature = inspect.signature(generator, eval_str=True)
+    except NameError:  # annotations whose names are imported for type checkers only
+        signature = inspect.signature(generator)
+    return {p.name: p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def generate(name: str, devices: int, microbatches: int, **options: Any) -> Schedule:

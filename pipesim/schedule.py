@@ -20,7 +20,7 @@ from pipesim.op import Kind, Op, Pair, Slot, parse_op
 
 __all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy"]
 
-WeightPolicy = Literal["flush", "stash", "double_buffer", "latest", "predict"]
+WeightPolicy = Literal["flush", "stash", "vertical", "double_buffer", "latest", "predict"]
 WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
 
 _LAST_COMPUTE = int(Kind.U)
@@ -44,7 +44,8 @@ class Schedule:
         joined: (rows,) bool, True where the row shares its slot with the row before (the second half of a pair).
         graph: Edges (from stage, to stage) of the stage graph, or None for the chain 0 → 1 → … .
         weights: The weight policy: ``flush`` is synchronous; ``stash`` keeps a version per microbatch in flight
-            (PipeDream), ``double_buffer`` keeps two (2BW), ``latest`` one (PipeMare), ``predict`` two (SpecTrain).
+            (PipeDream), ``vertical`` too, and all stages use the version of the first (its vertical sync), ``double_buffer``
+            keeps two (2BW), ``latest`` one (PipeMare), ``predict`` two (SpecTrain).
         offload_to: The device to which a device offloads activations, or None for the host.
 
     Examples:

@@ -8,6 +8,9 @@ policy             forward uses                        backward uses            
 =================  ==================================  ==========================  ===============
 ``flush``          the one there is                    the same                    1
 ``stash``          the latest                          what its forward used       as many as differ
+``vertical``       what the first stage used for       what its forward used       as many as differ
+                   this microbatch (PipeDream's
+                   vertical sync)
 ``double_buffer``  the one before the update that      what its forward used       2
                    its gradient goes into (2BW)
 ``latest``         the latest                          the latest                  1
@@ -75,7 +78,9 @@ class Staleness:
             if early.any():
                 row = int(forward[early].min())
                 raise ScheduleError(f"{schedule.where(row)}: needs weights that are not there yet; two versions do not suffice for this order")
-        if policy in ("stash", "double_buffer"):
+        if policy == "vertical":
+            self.forward_version = self._first_stage_versions()
+        if policy in ("stash", "vertical", "double_buffer"):
             self.backward_version = np.where(none, -1, self.forward_version)
 
     @cached_property
@@ -98,6 +103,28 @@ class Staleness:
         result[order] = count - count[first][group]
         return result
 
+    def _first_stage_versions(self) -> NDArray[np.int64]:
+        """The version of a microbatch at its first stage, as versions of every stage.
+
+        Versions count a stage's own updates, and a stage with r replicas makes one for r microbatches. So what travels is
+        the number of microbatches whose gradients are in the weights.
+        """
+        schedule, latest = self._schedule, self.forward_version
+        trained = {int(stage) for stage in np.flatnonzero(self.update[:, 0] >= 0)}
+        entries = sorted(trained - {after for before, after in schedule.stage_edges if before in trained})
+        if not entries:
+            return latest
+        updates = np.sort(self.update, axis=1)
+        included = np.array([np.searchsorted(updates[stage], latest[stage]) for stage in entries]).min(axis=0)
+        after_all = updates[:, -1:] + 1
+        result = np.take_along_axis(np.concatenate([updates, after_all], axis=1), np.broadcast_to(included, latest.shape), axis=1)
+        result = np.where(self.update < 0, latest, result)  # frozen stages have one version
+        early = result > latest
+        if early.any():
+            row = int(schedule.rows_of(Kind.F)[early].min())
+            raise ScheduleError(f"{schedule.where(row)}: needs the weights that its first stage used, and they are not there yet")
+        return result
+
     @property
     def forward_delay(self) -> NDArray[np.int64]:
         """Updates made between the weights that a forward saw and the update that its gradient goes into."""
@@ -114,7 +141,7 @@ class Staleness:
         schedule = self._schedule
         fixed = {"flush": 1, "double_buffer": 2, "latest": 1, "predict": 2}
         pairs = [(device, stage) for device, stages in enumerate(schedule.device_stages) for stage in stages]
-        if schedule.weights != "stash":
+        if schedule.weights not in ("stash", "vertical"):
             return dict.fromkeys(pairs, fixed[schedule.weights])
         return {pair: self._stashed(*pair) for pair in pairs}
 

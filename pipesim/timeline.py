@@ -24,7 +24,7 @@ from pipesim.cluster import Unit
 from pipesim.dataflow import Messages, messages
 from pipesim.errors import ScheduleError
 from pipesim.files import read_limited, write_atomically
-from pipesim.memory import Footprint, MemoryCurve, Overflow
+from pipesim.memory import Footprint, MemoryCurve, Moves, Overflow
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.units import format_time
@@ -47,6 +47,8 @@ class Timeline:
         sent: (steps, messages) when each message was ready to leave: its producer's end.
         departed: (steps, messages) when its link took it.
         arrived: (steps, messages) when it was there.
+        offload_start: (steps, moves) when the link of each OFFLOAD and RELOAD took it, in the order of :attr:`moves`.
+        offload_end: (steps, moves) when it was there.
         footprint: The bytes that memory curves are made of.
         capacity: (devices,) bytes that each device has; infinite for no limit.
         unit: ``"s"`` or ``"slot"``.
@@ -58,7 +60,7 @@ class Timeline:
         >>> from pipesim import UniformCosts, generate, simulate
         >>> run = simulate(generate("1f1b", devices=4, microbatches=8), UniformCosts(forward=1, backward=2, latency=0.25))
         >>> run.makespan, run.peak_activations
-        (36.0, [4, 3, 2, 1])
+        (37.0, [4, 3, 2, 1])
     """
 
     schedule: Schedule
@@ -73,10 +75,12 @@ class Timeline:
     barrier: bool = True
     source: str = "simulated"
     info: Mapping[str, str] = field(default_factory=dict)
+    offload_start: Floats = field(default_factory=lambda: np.zeros((1, 0)))
+    offload_end: Floats = field(default_factory=lambda: np.zeros((1, 0)))
 
     def __post_init__(self) -> None:
-        for column in (self.start, self.end, self.sent, self.departed, self.arrived):
-            column.setflags(write=False)
+        for name in _TIMES:
+            getattr(self, name).setflags(write=False)
 
     # -- figures, each named after its definition (pipesim.metrics) -----------------------------------------------------
 
@@ -211,8 +215,13 @@ class Timeline:
 
     @cached_property
     def messages(self) -> Messages:
-        """The messages that the last three columns speak of."""
+        """The messages that sent, departed and arrived speak of."""
         return messages(self.schedule)
+
+    @cached_property
+    def moves(self) -> Moves:
+        """The OFFLOAD and RELOAD ops that offload_start and offload_end speak of."""
+        return _memory.moves(self.schedule)
 
     @cached_property
     def _activation_changes(self) -> tuple[Floats, Floats]:
@@ -322,7 +331,7 @@ class Timeline:
         write_atomically(target, gzip.compress(text.encode(), mtime=0) if str(target).endswith(".gz") else text)
 
 
-_TIMES = ("start", "end", "sent", "departed", "arrived")
+_TIMES = ("start", "end", "sent", "departed", "arrived", "offload_start", "offload_end")
 
 
 def _packed(array: Floats) -> Any:
@@ -339,9 +348,10 @@ def load(source: str | os.PathLike[str]) -> Timeline:
         OSError: It cannot be read.
     """
     path = Path(source)
+    text = read_limited(path)
     try:
-        data = json.loads(read_limited(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ScheduleError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise ScheduleError(f'{path} is not a run that pipesim saved (its "format" is not {_FORMAT!r})')
@@ -349,7 +359,9 @@ def load(source: str | os.PathLike[str]) -> Timeline:
         raise ScheduleError(f"{path} has version {data.get('version')!r} of the format; this pipesim reads version {_VERSION}")
     try:
         return _unpacked(data, str(path))
-    except (KeyError, TypeError, AttributeError) as error:
+    except ScheduleError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ScheduleError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -361,10 +373,6 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
     offload = {int(device): None if target is None else int(target) for device, target in about["offload_to"]}
     rows = "\n".join(str(row) for row in about["rows"])
     schedule = parse_csv(rows, f"{where}, schedule", name=str(about["name"]), graph=graph, weights=about["weights"], offload_to=offload)
-    # trailing devices without ops would be lost as empty lines
-    if schedule.num_devices != len(about["rows"]):
-        streams = schedule.streams + [[]] * (len(about["rows"]) - schedule.num_devices)
-        schedule = Schedule.from_streams(streams, name=schedule.name, graph=graph, weights=about["weights"], offload_to=offload)
     schedule.check()
     steps = data["steps"]
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 10**6:
@@ -386,8 +394,11 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
         return array.reshape(shape)
 
     slots, edges, table = schedule.num_slots, len(messages(schedule)), (schedule.num_stages, schedule.num_microbatches)
-    times = {name: column(data[name], (steps, slots if name in ("start", "end") else edges), name) for name in _TIMES}
-    if (times["end"] < times["start"]).any():
+    counts = dict.fromkeys(_TIMES, edges)
+    counts["start"] = counts["end"] = slots
+    counts["offload_start"] = counts["offload_end"] = len(_memory.moves(schedule))
+    times = {name: column(data[name], (steps, counts[name]), name) for name in _TIMES}
+    if (times["end"] < times["start"]).any() or (times["offload_end"] < times["offload_start"]).any():
         raise ScheduleError(f"{where}: an op ends before it starts")
     stored = data["footprint"]
     kept, freed, rebuilt = (column(stored[name], table, name) for name in ("kept", "freed_by_input_grad", "rebuilt"))

@@ -18,7 +18,7 @@ _MICRO = Fraction(1, 10**6)
 _TIME = {"s": Fraction(1), "ms": Fraction(1, 1000), "us": _MICRO, "\u00b5s": _MICRO, "\u03bcs": _MICRO, "ns": Fraction(1, 10**9)}
 _PREFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _RIGHT = {"time": "'5 us' or '1.5 ms'", "bytes": "'80 GB' or '16 MiB'", "bandwidth": "'25 GB/s' or '200 Gbit/s'"}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z\u00b5\u03bc/]+)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,99}(?:\.[0-9]{0,99})?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z\u00b5\u03bc/]+)\s*")
 _SIZE = re.compile(r"([kKMGT]i?)?(B|b|bit|byte|bytes|bits|bps)(/s|ps)?")
 
 

@@ -78,7 +78,7 @@ def main() -> None:
     except Exception as error:
         from pipesim.errors import DeadlockError, ScheduleError
 
-        if not isinstance(error, DeadlockError | ScheduleError | OSError | MemoryError | ImportError):
+        if not isinstance(error, DeadlockError | ScheduleError | OSError | MemoryError | ModuleNotFoundError):
             raise
         click.echo(f"Error: {_describe(error)}", err=True)
         sys.exit(1)
@@ -89,6 +89,6 @@ def _describe(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
         return f"there is not enough memory for a run of this size {error}"
-    if isinstance(error, ImportError):
-        return f"{error}; this command needs an extra: pip install 'pipesim[plot]'"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; this needs an extra: pip install 'pipesim[plot]'"
     return str(error)

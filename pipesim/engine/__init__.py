@@ -12,7 +12,7 @@ from pipesim.cluster import Cluster, Link
 from pipesim.costs import CostModel, UniformCosts
 from pipesim.engine.program import Program
 from pipesim.errors import ScheduleError, did_you_mean, require_count
-from pipesim.memory import Footprint
+from pipesim.memory import Footprint, moves
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
@@ -35,6 +35,7 @@ def simulate(
 
     Every device works through its stream strictly in order; an op starts when the device is free and all its inputs have
     arrived. A message leaves when its producer ends, and ``arrival = (max(sent, link free) + bytes / bandwidth) + latency``.
+    OFFLOAD and RELOAD are issued when the device reaches them and run beside its ops, in order, over the same links.
 
     Args:
         schedule: What to run; it is checked first.
@@ -66,15 +67,30 @@ def simulate(
     schedule, durations = _with_timed_updates(schedule, costs)
     durations = durations / cluster.speeds(schedule.num_devices)[schedule.slot_device]
     footprint = Footprint.of(schedule, costs)
-    program = Program(schedule, durations, footprint.message, cluster, steps, barrier)
+    moved = moves(schedule)
+    program = Program(schedule, durations, footprint.message, cluster, steps, barrier, footprint.kept[moved.stage, moved.microbatch])
 
     from pipesim.engine import simpy_engine
 
-    times = simpy_engine.run(program)
+    start, end, *travel = simpy_engine.run(program)
+    count = len(program.messages)
+    sent, departed, arrived = (column[:, :count] for column in travel)
+    _, offload_start, offload_end = (column[:, count:] for column in travel)
     info = {"engine": "simpy", "costs": getattr(costs, "name", type(costs).__name__), "cluster": cluster.name}
     capacity = cluster.capacities(schedule.num_devices)
     # an asynchronous run is one long run: its updates wait for no barrier
-    return Timeline(schedule, *times, footprint, capacity, costs.unit, program.barrier, "simulated", info)
+    return Timeline(
+        schedule,
+        *(start, end, sent, departed, arrived),
+        footprint,
+        capacity,
+        costs.unit,
+        program.barrier,
+        "simulated",
+        info,
+        offload_start,
+        offload_end,
+    )
 
 
 def _cluster(costs: CostModel, cluster: Cluster | None, schedule: Schedule) -> Cluster:
@@ -104,8 +120,6 @@ def _refuse(schedule: Schedule, steps: int) -> None:
         raise ScheduleError(
             f"the schedule lists {', '.join(listed)}; messages follow from the data flow here, so run schedule.without_communication() (--drop-communication)"
         )
-    if schedule.has(Kind.OFFLOAD, Kind.RELOAD):
-        raise ScheduleError("the schedule lists OFFLOAD or RELOAD, which this engine does not run")
 
 
 def _with_timed_updates(schedule: Schedule, costs: CostModel) -> tuple[Schedule, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipesim.cluster import Cluster
 from pipesim.dataflow import Messages, first_updates, messages
+from pipesim.memory import Moves, moves
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -17,13 +18,15 @@ __all__ = ["Program", "Times"]
 
 Floats = NDArray[np.float64]
 
-# start, end: (steps, slots); sent, departed, arrived: (steps, messages)
+# start, end: (steps, slots); sent, departed, arrived: (steps, transfers), the messages first, then the moves
 Times = tuple[Floats, Floats, Floats, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     """One run to be made.
+
+    A transfer is what takes a link: first the messages, in their order, then the moves (OFFLOAD and RELOAD), in theirs.
 
     Attributes:
         schedule: Checked, with the updates that take time listed.
@@ -32,6 +35,7 @@ class Program:
         cluster: Where the links are.
         steps: How often.
         wants_barrier: Whether devices wait for each other before updates, and between steps.
+        move_bytes: (moves,)
     """
 
     schedule: Schedule
@@ -40,6 +44,7 @@ class Program:
     cluster: Cluster
     steps: int
     wants_barrier: bool
+    move_bytes: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def barrier(self) -> bool:
@@ -52,37 +57,79 @@ class Program:
         return messages(self.schedule)
 
     @cached_property
+    def moves(self) -> Moves:
+        """The OFFLOAD and RELOAD ops, in row order."""
+        return moves(self.schedule)
+
+    @cached_property
+    def source_slot(self) -> NDArray[np.int64]:
+        """(transfers,) slot at whose end the message is sent, or the lane reaches the move."""
+        return np.concatenate([self.messages.source_slot, self.schedule.row_slot[self.moves.row]])
+
+    @cached_property
+    def target_slot(self) -> NDArray[np.int64]:
+        """(transfers,) slot that waits for it; -1 for an OFFLOAD. What a RELOAD brings is for the backward, or R before it."""
+        schedule, found = self.schedule, self.moves
+        recompute = schedule.rows_of(Kind.R)[found.stage, found.microbatch]
+        consumer = np.where(recompute > found.row, recompute, schedule.backward_rows[found.stage, found.microbatch])
+        return np.concatenate([self.messages.target_slot, np.where(found.out, -1, schedule.row_slot[consumer])])
+
+    @cached_property
+    def transfer_device(self) -> NDArray[np.int32]:
+        """(transfers,) the device that asks for the link: the sender of a message, the device that lists the move."""
+        return np.concatenate([self.messages.source_device, self.moves.device])
+
+    @cached_property
+    def transfer_rank(self) -> NDArray[np.int64]:
+        """(transfers,) place in the order (device, position, half, destination stage) of the ops that ask."""
+        found = self.messages
+        row = np.concatenate([found.source, self.moves.row])
+        rank = np.empty(len(row), np.int64)
+        rank[np.lexsort((np.concatenate([self.schedule.stage[found.target], self.moves.stage]), row))] = np.arange(len(row))
+        return rank
+
+    @cached_property
     def latency(self) -> Floats:
-        """(messages,) latency of each message's link."""
+        """(transfers,) latency of each transfer's link."""
         return self._link_values[0]
 
     @cached_property
     def transfer(self) -> Floats:
-        """(messages,) time for which each message holds its link; 0 where only latency counts."""
+        """(transfers,) time for which each holds its link; 0 where only latency counts."""
         return self._link_values[1]
 
     @cached_property
     def queued(self) -> NDArray[np.bool_]:
-        """(messages,) whether the message's link has a bandwidth, and so a queue."""
+        """(transfers,) whether the link has a bandwidth, and so a queue."""
         return self._link_values[2]
 
     @cached_property
     def link(self) -> NDArray[np.int64]:
-        """(messages,) number of the link: one per ordered pair of devices that is used."""
-        found = self.messages
-        pair = found.source_device.astype(np.int64) * self.schedule.num_devices + found.target_device
-        return np.asarray(np.unique(pair, return_inverse=True)[1].reshape(-1))
+        """(transfers,) number of the link: one per ordered pair of devices that is used, the host counted as one more device."""
+        source, target = self._link_ends
+        return np.asarray(np.unique(source * (self.schedule.num_devices + 1) + target, return_inverse=True)[1].reshape(-1))
+
+    @cached_property
+    def _link_ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(transfers,) devices from which and to which; the host is the number after the last device."""
+        found, moved, host = self.messages, self.moves, self.schedule.num_devices
+        partner = np.where(moved.partner < 0, host, moved.partner)
+        source = np.concatenate([found.source_device, np.where(moved.out, moved.device, partner)])
+        target = np.concatenate([found.target_device, np.where(moved.out, partner, moved.device)])
+        return source.astype(np.int64), target.astype(np.int64)
 
     @cached_property
     def _link_values(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        found = self.messages
         first = np.unique(self.link, return_index=True)[1]
-        links = [self.cluster.link(int(found.source_device[i]), int(found.target_device[i])) for i in first]
+        source, target = (ends[first].tolist() for ends in self._link_ends)
+        host = self.schedule.num_devices
+        links = [self.cluster.host if host in pair else self.cluster.link(*pair) for pair in zip(source, target, strict=True)]
         latency = np.array([link.latency for link in links])
         bandwidth = np.array([np.inf if link.bandwidth is None else link.bandwidth for link in links])
         if not links:
             return np.zeros(0), np.zeros(0), np.zeros(0, bool)
-        return latency[self.link], self.message_bytes / bandwidth[self.link], np.isfinite(bandwidth[self.link])
+        size = np.concatenate([self.message_bytes, self.move_bytes])
+        return latency[self.link], size / bandwidth[self.link], np.isfinite(bandwidth[self.link])
 
     @cached_property
     def used_devices(self) -> NDArray[np.int64]:

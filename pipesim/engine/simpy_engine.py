@@ -10,6 +10,7 @@ remembered "free at" time is not exact in float64: now + (t - now) may differ fr
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import simpy
 from numpy.typing import NDArray
-from simpy.events import Event
+from simpy.events import Event, EventPriority
 
 from pipesim.engine.deadlock import explain
 from pipesim.engine.program import Program, Times
@@ -47,7 +48,7 @@ class Transport:
 
     def __init__(self, env: simpy.Environment, program: Program) -> None:
         self.env = env
-        self.count = len(program.messages)
+        self.count = len(program.latency)
         self.latency: list[float] = program.latency.tolist()
         self.arrivals: dict[int, Arrival] = {}
 
@@ -63,11 +64,12 @@ class Transport:
             return arrival
         return None if arrival.callbacks is None else arrival
 
-    def _arrive(self, message: int) -> None:
+    def _arrive(self, message: int) -> Arrival:
         arrival = self.arrivals.pop(message, None)
         if arrival is None:
             arrival = self.arrivals[message] = Arrival(self.env)
         arrival.after(self.latency[message % self.count])
+        return arrival
 
 
 class QueueingTransport(Transport):
@@ -120,6 +122,121 @@ class Link:
             self.busy = False
 
 
+class OffloadTransport(Transport):
+    """Messages, and the OFFLOAD and RELOAD ops of the devices' communication lanes.
+
+    A RELOAD takes a link from another device to its own, so two devices may ask for one link. It chooses when all else at
+    that time has happened, by (time asked, device, position).
+    """
+
+    def __init__(self, env: simpy.Environment, program: Program) -> None:
+        super().__init__(env, program)
+        self.transfer: list[float] = program.transfer.tolist()
+        self.device: list[int] = program.transfer_device.tolist()
+        self.rank: list[int] = program.transfer_rank.tolist()
+        links = [SharedLink(self) for _ in range(int(program.link.max()) + 1)]
+        self.links = [links[number] if queued else None for number, queued in zip(program.link.tolist(), program.queued.tolist(), strict=True)]
+        lanes = {device: CommunicationLane(self) for device in np.unique(program.moves.device).tolist()}
+        self.lanes = [None] * len(program.messages) + [lanes[device] for device in program.moves.device.tolist()]
+        self.out = set((len(program.messages) + np.flatnonzero(program.moves.out)).tolist())
+        self.departed: list[float] = [0.0] * (self.count * program.steps)
+
+    def send(self, message: int) -> None:
+        """Takes a message whose producer has just ended, or issues an OFFLOAD or RELOAD that the lane has just reached."""
+        lane = self.lanes[message % self.count]
+        if lane is None:
+            self.ask(message)
+        else:
+            lane.issue(message)
+
+    def ask(self, transfer: int) -> None:
+        """Asks the transfer's link to take it."""
+        link = self.links[transfer % self.count]
+        if link is None:
+            self.departed[transfer] = self.env.now
+            self._arrive(transfer)
+        else:
+            link.ask(transfer)
+
+    def _arrive(self, message: int) -> Arrival:
+        arrival = super()._arrive(message)
+        lane = self.lanes[message % self.count]
+        if lane is not None:
+            arrival.callbacks.append(lane.ended)
+            if message % self.count in self.out:  # nobody waits for it
+                del self.arrivals[message]
+        return arrival
+
+
+# After every other event of the same time, which SimPy schedules as 0 (urgent) or 1 (normal).
+_LAST = EventPriority(2)
+
+
+class SharedLink:
+    """One direction between two devices, for which both may ask."""
+
+    __slots__ = ("asked", "busy", "choosing", "transport")
+
+    def __init__(self, transport: OffloadTransport) -> None:
+        self.transport = transport
+        self.busy = self.choosing = False
+        self.asked: list[tuple[float, int, int, int, int]] = []
+
+    def ask(self, transfer: int) -> None:
+        """Queues a transfer by (time asked, device, step, position)."""
+        transport = self.transport
+        step, number = divmod(transfer, transport.count)
+        heapq.heappush(self.asked, (transport.env.now, transport.device[number], step, transport.rank[number], transfer))
+        self._choose_last()
+
+    def _choose_last(self) -> None:
+        if self.asked and not self.busy and not self.choosing:
+            self.choosing = True
+            choice = Event(self.transport.env)
+            choice._ok, choice._value = True, None
+            choice.callbacks.append(self._choose)
+            self.transport.env.schedule(choice, priority=_LAST)
+
+    def _choose(self, _: Event) -> None:
+        self.busy, self.choosing = True, False
+        transport = self.transport
+        transfer = heapq.heappop(self.asked)[-1]
+        transport.departed[transfer] = transport.env.now
+        transport.env.timeout(transport.transfer[transfer % transport.count], transfer).callbacks.append(self._transferred)
+
+    def _transferred(self, event: Event) -> None:
+        transfer: Any = event.value
+        self.transport._arrive(transfer)
+        self.busy = False
+        self._choose_last()
+
+
+class CommunicationLane:
+    """The OFFLOAD and RELOAD ops of one device: one at a time, in the order of its stream."""
+
+    __slots__ = ("busy", "queue", "transport")
+
+    def __init__(self, transport: OffloadTransport) -> None:
+        self.transport = transport
+        self.busy = False
+        self.queue: deque[int] = deque()
+
+    def issue(self, move: int) -> None:
+        """Starts a move when those before it have ended."""
+        if self.busy:
+            self.queue.append(move)
+        else:
+            self.busy = True
+            self.transport.ask(move)
+
+    def ended(self, _: Event) -> None:
+        """Goes on to the next one."""
+        if self.queue:
+            self.transport.ask(self.queue.popleft())
+        else:
+            self.busy = False
+
+
 class Meeting:
     """Something that begins when everybody has come: a barrier, or a gradient reduction over replicas."""
 
@@ -145,11 +262,12 @@ def run(program: Program) -> Times:
         DeadlockError: Some device cannot go on.
     """
     env = simpy.Environment()
-    transport = (QueueingTransport if program.queued.any() else Transport)(env, program)
+    make_transport = OffloadTransport if len(program.moves) else QueueingTransport if program.queued.any() else Transport
+    transport = make_transport(env, program)
     total = program.schedule.num_slots * program.steps
     state = _State(env, program, start=[0.0] * total, end=[0.0] * total)
-    incoming = _grouped(program.messages.target_slot, program.schedule.num_slots)
-    outgoing = _grouped(program.messages.source_slot, program.schedule.num_slots)
+    incoming = _grouped(program.target_slot, program.schedule.num_slots)
+    outgoing = _grouped(program.source_slot, program.schedule.num_slots)
     durations = program.durations.tolist()
     for device in program.used_devices.tolist():
         bounds = program.schedule.device_slots[device : device + 2].tolist()
@@ -158,12 +276,12 @@ def run(program: Program) -> Times:
     env.run()
     # SimPy's run() returns silently when nothing is scheduled any more, so unfinished devices are looked for here. The
     # error is raised outside of processes, because SimPy re-raises a process's exception as type(e)(*e.args).
-    if any(position < total for position in state.position.values()):
+    if any(position is not None for position in state.position.values()):
         raise explain(program, state.position)
     shape = (program.steps, program.schedule.num_slots)
     start, end = np.array(state.start).reshape(shape), np.array(state.end).reshape(shape)
-    sent = end[:, program.messages.source_slot]
-    departed = np.array(transport.departed).reshape(program.steps, -1) if isinstance(transport, QueueingTransport) else sent
+    sent = end[:, program.source_slot]
+    departed = np.array(transport.departed).reshape(program.steps, -1) if isinstance(transport, QueueingTransport | OffloadTransport) else sent
     # the same sums, in the same order, as the events made them
     arrived = (departed + program.transfer) + program.latency
     return start, end, sent, departed, arrived
@@ -175,7 +293,8 @@ class _State:
     Attributes:
         start: Start of every slot, step after step.
         end: End of every slot.
-        position: Device to the slot (step x slots + slot) that it is at; past the last one when it has finished.
+        position: Device to the slot (step x slots + slot) that it is at; one past its last slot between two steps; None
+            when it has finished.
         barriers: One meeting per step, or None.
         before: Slot (step x slots + slot) to the meetings that it waits for.
         after: The same, to the meetings that it comes to when it ends.
@@ -183,7 +302,7 @@ class _State:
 
     def __init__(self, env: simpy.Environment, program: Program, start: list[float], end: list[float]) -> None:
         self.env, self.program, self.start, self.end = env, program, start, end
-        self.position = dict.fromkeys(program.used_devices.tolist(), 0)
+        self.position: dict[int, int | None] = dict.fromkeys(program.used_devices.tolist(), 0)
         self.barriers = [Meeting(env, len(self.position)) for _ in range(program.steps)] if program.barrier else None
         self.before: dict[int, list[Meeting]] = {}
         self.after: dict[int, list[Meeting]] = {}
@@ -233,9 +352,10 @@ def _device(
                 for meeting in after.get(at, ()):
                     meeting.arrive()
         # a device without updates meets the others where they would stand, at the end of its stream
-        position[device] = (step + 1) * slots
+        position[device] = first_slot + int(program.schedule.device_slots[device + 1])
         if gate < 0 and state.barriers is not None:
             yield from _meet(state.barriers[step])
+    position[device] = None
 
 
 def _meet(meeting: Meeting) -> Generator[Event, Any, None]:
@@ -248,5 +368,6 @@ def _grouped(slot_of_message: NDArray[np.int64], slots: int) -> list[Sequence[in
     """Per slot, its messages in ascending order."""
     groups: list[Sequence[int]] = [()] * slots
     for message, slot in enumerate(slot_of_message.tolist()):
-        groups[slot] = (*groups[slot], message)
+        if slot >= 0:
+            groups[slot] = (*groups[slot], message)
     return groups

@@ -12,6 +12,7 @@ device 0 is on top. A pair is two bars of half the height, its first half above:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pipesim.schedule import Schedule
     from pipesim.timeline import Timeline
 
-__all__ = ["MARGIN", "Group", "Scene", "bins", "grid", "printable", "scene", "size_axis", "time_axis", "waits"]
+__all__ = ["MARGIN", "Group", "Scene", "bins", "grid", "printable", "scene", "size_axis", "ticks", "time_axis", "waits"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -104,9 +105,11 @@ class Scene:
         return Op(int(self.stage[bar]), Kind(int(self.kind[bar])), None if number < 0 else number)
 
     def label(self, bar: int) -> str:
-        """What stands in a bar: the number of the microbatch, as in the papers' pictures; the colour says the kind."""
-        number = int(self.microbatch[bar])
-        return f"U{number}" if self.kind[bar] == int(Kind.U) else str(number) if number >= 0 else ""
+        """What stands in a bar: the number of the microbatch, as in the papers' pictures, where the colour says the kind."""
+        op = self.op(bar)
+        if op.kind < Kind.U:
+            return str(op.microbatch)
+        return f"{op.kind.name}{'' if op.microbatch is None else op.microbatch}"
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -151,11 +154,11 @@ def scene(timeline: Timeline) -> Scene:
 
 
 def grid(schedule: Schedule) -> Scene:
-    """Returns the order of a schedule as bars, each one long, without running it; communication is in it where it is listed.
+    r"""Returns the order of a schedule as bars, each one long, without running it; communication is in it where it is listed.
 
     Examples:
         >>> from pipesim import Schedule
-        >>> grid(Schedule.from_text("0F0 0SEND_F0\\n1RECV_F0 1F0")).start.tolist()
+        >>> grid(Schedule.from_text("0F0 0SEND_F0\n1RECV_F0 1F0")).start.tolist()
         [0.0, 1.0, 0.0, 1.0]
     """
     count = np.cumsum(~schedule.joined)
@@ -305,6 +308,20 @@ def size_axis(peak: float, unit: str) -> tuple[float, str]:
     return _scaled(peak, ((1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1.0, "B")))
 
 
+def ticks(span: float, most: int) -> list[float]:
+    """Round numbers from 0 to *span*, at most *most* + 1 of them.
+
+    Examples:
+        >>> ticks(33, 12)
+        [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
+    """
+    if span <= 0:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(step * power for step in (1, 2, 5, 10) if step * power >= span / most * (1 - 1e-9))
+    return [float(f"{number * step:.12g}") for number in range(math.floor(span / step * (1 + 1e-9)) + 1)]
+
+
 def printable(text: str) -> str:
     r"""The text with control characters, line breaks and other things that no font shows written as escapes.
 
@@ -312,7 +329,7 @@ def printable(text: str) -> str:
 
     Examples:
         >>> printable("前向 F0\\n\\x01")
-        '前向 F0\\\\n\\\\x01'
+        '前向 F0\\n\\x01'
     """
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
