@@ -6,7 +6,7 @@ BIN := .venv/bin
 OUT ?= out
 PROFILE := --costs gpt-1.5b-a100 --devices 8 --microbatches 24
 
-.PHONY: demo test lint bench notebooks clean help
+.PHONY: demo test lint bench notebooks gallery clean help
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: .venv/installed-dev ## the benchmarks; benchmarks/README.md says what the
 notebooks: .venv/installed-dev ## execute the notebooks into out/
 	@mkdir -p $(OUT)
 	$(BIN)/python tests/notebooks.py $(OUT)
+
+gallery: .venv/installed-dev ## a page per schedule and a table of all, in out/gallery
+	$(BIN)/python docs/gallery.py $(OUT)/gallery
 
 clean: ## what the targets above made, .venv included
 	rm -rf .venv $(OUT) build dist *.egg-info

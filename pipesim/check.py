@@ -129,7 +129,7 @@ def _find_cycle(edges: Sequence[tuple[int, int]]) -> list[int]:
 def _check_counts(schedule: Schedule) -> None:
     """F, B, I, W, R: each (stage, microbatch) once; a stage with any backward has all of them."""
     forward = np.flatnonzero(schedule.kind == int(Kind.F))
-    if not len(forward):
+    if not (schedule.kind <= int(Kind.R)).any():
         raise ScheduleError("the schedule lists no forward at all, so there is nothing to run")
     gap = _first_gap(np.unique(schedule.microbatch[schedule.kind <= int(Kind.R)]))
     if gap is not None:
@@ -152,6 +152,8 @@ def _check_counts(schedule: Schedule) -> None:
             first = int(twice[0])
             second = int(table[schedule.stage[first], schedule.microbatch[first]])
             _fail(schedule, second, f"{schedule.op(second)} is listed twice, first at {schedule.where(first)}; every op stands once")
+    recompute = schedule.rows_of(Kind.R)
+    _no_such(schedule, (recompute >= 0) & (schedule.backward_rows < 0), recompute, "recomputes for a backward that is not listed")
     if not schedule.has_backward:
         return
     full, half, weight = schedule.rows_of(Kind.B), schedule.rows_of(Kind.I), schedule.rows_of(Kind.W)
@@ -170,8 +172,6 @@ def _check_counts(schedule: Schedule) -> None:
             row,
             f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch}) is missing: a stage with any backward has all of them",
         )
-    recompute = schedule.rows_of(Kind.R)
-    _no_such(schedule, (recompute >= 0) & ~there, recompute, "recomputes for a backward that is not listed")
     for before, after in schedule.stage_edges:
         if some[before] and not some[after]:
             raise ScheduleError(f"stage {before} has a backward and its successor, stage {after}, has none; no gradient can reach stage {before}")

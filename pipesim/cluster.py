@@ -233,6 +233,5 @@ def _from_file(file: BaseModel, where: str) -> Cluster:
     between = link(data["between"], "between") if "between" in data else None
     if (between is None) != ("devices_per_node" not in data):
         raise ScheduleError(f"{where}: devices_per_node and [between] belong together; give both, or neither for one node")
-    return Cluster(
-        link(data.get("inside", {}), "inside"), between, data.get("devices_per_node"), base, devices, links, "s", data.get("name", Path(where).stem)
-    )
+    inside, host = link(data.get("inside", {}), "inside"), link(data.get("host", {}), "host")
+    return Cluster(inside, between, data.get("devices_per_node"), base, devices, links, "s", data.get("name", Path(where).stem), host)

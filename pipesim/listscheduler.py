@@ -2,7 +2,7 @@
 
 Some orders depend on durations (``zb-auto``, ``hanayo``, ``ampnet``, Chimera's doubled forward). They are decided as a run
 would decide them: whenever a device is free, it starts the op with the smallest key among those whose inputs are there and
-that the caps allow. It never waits while it could start something, so a key is a preference, not a promise.
+that the caps allow. It does not wait while it could start something, unless *hold_back* says so.
 
 The inputs follow from the kinds and the stage graph, as in a run (:mod:`pipesim.dataflow`).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pipesim.op import Kind, Op, Pair, Slot
 __all__ = ["backward_first", "list_schedule"]
 
 _KINDS = ((Kind.F,), (Kind.F, Kind.B), (Kind.F, Kind.I, Kind.W))
+_URGENCY = {Kind.B: 0, Kind.I: 0, Kind.F: 1, Kind.W: 2}
 
 
 def backward_first(op: Op) -> tuple[int, int, int]:
@@ -34,9 +36,6 @@ def backward_first(op: Op) -> tuple[int, int, int]:
     return _URGENCY[op.kind], op.microbatch or 0, -op.stage
 
 
-_URGENCY = {Kind.B: 0, Kind.I: 0, Kind.F: 1, Kind.W: 2}
-
-
 def list_schedule(
     placement: ArrayLike,
     microbatches: int,
@@ -47,6 +46,7 @@ def list_schedule(
     max_in_flight: float | Sequence[float] | None = None,
     kept_for_weight_grad: float = 1.0,
     max_active: int | None = None,
+    hold_back: Mapping[Kind, float] | None = None,
     pairs: Iterable[tuple[Op, Op]] = (),
     graph: Iterable[tuple[int, int]] | None = None,
 ) -> list[list[Slot]]:
@@ -64,9 +64,12 @@ def list_schedule(
             An activation is held from the start of F to the end of B, or of W.
         kept_for_weight_grad: The part of an activation that stays when I ends, the papers' M_W / M_B.
         max_active: The most microbatches that are under way at once, from the start of their first F to the end of their
-            last B or I; a first F that would be one more waits.
-        pairs: Ops that share a slot, such as ``(Op(0, F, 0), Op(0, F, 1))``; the first one's key counts, the slot takes
-            the sum of both.
+            last B or I (of F, where there is no backward); a first F that would be one more waits.
+        hold_back: Kind to the most time by which an op of this kind may delay an op with a smaller key that is on its way,
+            which is when the producers of all its inputs have started. An op that would delay it longer waits. A kind that
+            is not named never waits.
+        pairs: Ops that share a slot, such as ``(Op(0, Kind.F, 0), Op(0, Kind.F, 1))``. The key and the kind of the first
+            count; the slot takes the time of both.
         graph: Edges of the stage graph; None for the chain.
 
     Returns:
@@ -82,11 +85,13 @@ def list_schedule(
         0F0 0F1 0B0 0F2 0B1 0B2
         1F0 1B0 1F1 1B1 1F2 1B2
     """
-    work = _Work(placement, microbatches, durations, priority, latency, pairs, graph)
-    limits = _limits(max_in_flight, work.num_devices, kept_for_weight_grad)
-    active = work.microbatches if max_active is None else require_count("max_active", max_active)
-    orders = _run(work, limits, kept_for_weight_grad, active)
-    return [[work.slot(unit) for unit in order] for order in orders]
+    work = _Work(placement, require_count("microbatches", microbatches), durations, latency, pairs, graph)
+    limits = _limits(max_in_flight, work.num_devices)
+    if not 0 <= kept_for_weight_grad <= 1:
+        raise ScheduleError(f"kept_for_weight_grad is a part of an activation, 0 to 1, got {kept_for_weight_grad!r}")
+    max_active = microbatches if max_active is None else require_count("max_active", max_active)
+    run = _Run(work, work.ranks(priority), limits, kept_for_weight_grad, max_active, hold_back or {})
+    return [[work.slot(unit) for unit in order] for order in run.orders]
 
 
 class _Work:
@@ -100,43 +105,35 @@ class _Work:
         placement: ArrayLike,
         microbatches: int,
         durations: Mapping[Kind, ArrayLike],
-        priority: Callable[[Op], Any],
         latency: float,
         pairs: Iterable[tuple[Op, Op]],
         graph: Iterable[tuple[int, int]] | None,
     ) -> None:
-        self.microbatches = require_count("microbatches", microbatches)
-        self.kinds = next((kinds for kinds in _KINDS if set(kinds) == set(durations)), None) or _refuse_kinds(durations)
-        table = _placement(placement, self.microbatches)
-        self.stages, self.num_devices = len(table), int(table.max()) + 1
+        self.microbatches = microbatches
+        self.kinds = next((kinds for kinds in _KINDS if set(kinds) == set(durations)), ())
+        if not self.kinds:
+            names = ", ".join(str(getattr(kind, "name", kind)) for kind in durations)
+            raise ScheduleError(f"durations name the kinds {names or 'none'}; right is F, or F and B, or F, I and W")
         if not (np.isfinite(latency) and latency >= 0):
             raise ScheduleError(f"latency must be a finite time of at least 0, got {latency!r}")
         self.latency = float(latency)
+        table = _placement(placement, microbatches)
+        self.stages, self.num_devices = len(table), int(table.max()) + 1
+        self.size = self.stages * microbatches  # ops of one kind
         self.device: list[int] = np.tile(table.ravel(), len(self.kinds)).tolist()
-        times = [_times(kind, durations[kind], self.stages, self.microbatches) for kind in self.kinds]
-        self.duration: list[float] = np.concatenate(times).tolist()
-        self.predecessors, self.successors = _neighbours(self.stages, graph)
+        self.duration: list[float] = np.concatenate([_times(kind, durations[kind], self.stages, microbatches) for kind in self.kinds]).tolist()
+        before, after = _neighbours(self.stages, graph)
+        self.first_stages, self.last_stages = [not stages for stages in before], sum(not stages for stages in after)
+        self.consumers = self._consumers(before, after)
         self.unit = list(range(len(self.device)))
         self.second: dict[int, int] = {}
         self._join(pairs)
-        self.inputs = self._count_inputs()
-        # the key, then the op's own number, so that no two are equal
-        self.key = [(priority(self.op(number)), *self._order(number)) for number in range(len(self.device))]
-
-    def _order(self, number: int) -> tuple[int, int]:
-        kind, rest = divmod(number, self.stages * self.microbatches)
-        return rest // self.microbatches, kind * self.microbatches + rest % self.microbatches
+        self.inputs = self._inputs()
 
     def op(self, number: int) -> Op:
         rest, microbatch = divmod(number, self.microbatches)
         kind, stage = divmod(rest, self.stages)
         return Op(stage, self.kinds[kind], microbatch)
-
-    def number(self, op: Op) -> int:
-        stage, kind, microbatch = op
-        if kind not in self.kinds or microbatch is None or not (0 <= stage < self.stages and 0 <= microbatch < self.microbatches):
-            raise ScheduleError(f"the pair's {op} is not among the ops: {self.stages} stages, {self.microbatches} microbatches")
-        return (self.kinds.index(kind) * self.stages + stage) * self.microbatches + microbatch
 
     def slot(self, unit: int) -> Slot:
         second = self.second.get(unit)
@@ -146,151 +143,207 @@ class _Work:
         second = self.second.get(unit)
         return (unit,) if second is None else (unit, second)
 
-    def consumers(self, number: int) -> list[int]:
-        """Ops that take this op's output."""
-        size, microbatches = self.stages * self.microbatches, self.microbatches
-        kind, rest = divmod(number, size)
-        stage, microbatch = divmod(rest, microbatches)
-        if kind == 0:
-            found = [after * microbatches + microbatch for after in self.successors[stage]]
-            return [*found, size + rest] if len(self.kinds) > 1 else found
-        if kind == 1:
-            found = [size + before * microbatches + microbatch for before in self.predecessors[stage]]
-            return [*found, 2 * size + rest] if len(self.kinds) > 2 else found
-        return []
+    def ranks(self, priority: Callable[[Op], Any]) -> list[int]:
+        """(ops,) the place of every op's key among all keys: ints compare faster than what users make."""
+        kinds, stages, microbatches = range(len(self.kinds)), range(self.stages), range(self.microbatches)
+        by_stage = [(k * self.stages + s) * self.microbatches + i for s in stages for k in kinds for i in microbatches]
+        keys = [priority(self.op(number)) for number in range(len(self.device))]
+        ranks = [0] * len(keys)
+        for rank, number in enumerate(sorted(by_stage, key=keys.__getitem__)):
+            ranks[number] = rank
+        return ranks
 
-    def _count_inputs(self) -> list[int]:
-        inputs = [0] * len(self.device)
-        for number in range(len(self.device)):
-            for target in self.consumers(number):
-                if self.unit[target] == self.unit[number]:
-                    raise ScheduleError(f"{self.op(target)} needs {self.op(number)}, so they cannot share a slot")
-                inputs[self.unit[target]] += 1
-        return inputs
+    def _consumers(self, before: list[list[int]], after: list[list[int]]) -> list[list[int]]:
+        """Per op, the ops that take its output."""
+        result: list[list[int]] = []
+        for kind in range(len(self.kinds)):
+            neighbours = (after, before, [[]] * self.stages)[kind]
+            for stage in range(self.stages):
+                # the same kind along the stage graph, and the next kind on the same stage
+                rows = [kind * self.size + other * self.microbatches for other in neighbours[stage]]
+                if kind + 1 < len(self.kinds):
+                    rows.append((kind + 1) * self.size + stage * self.microbatches)
+                result.extend([row + microbatch for row in rows] for microbatch in range(self.microbatches))
+        return result
 
     def _join(self, pairs: Iterable[tuple[Op, Op]]) -> None:
         for pair in pairs:
-            first, second = (self.number(op) for op in pair)
-            if self.device[first] != self.device[second]:
-                raise ScheduleError(
-                    f"{pair[0]} is on device {self.device[first]} and {pair[1]} on device {self.device[second]}; a pair shares a device"
-                )
+            first, second = (self._number(op) for op in pair)
+            devices = self.device[first], self.device[second]
+            if devices[0] != devices[1]:
+                raise ScheduleError(f"{pair[0]} is on device {devices[0]} and {pair[1]} on device {devices[1]}; a pair shares a device")
             if first == second or any(number in self.second or self.unit[number] != number for number in (first, second)):
                 raise ScheduleError(f"{pair[0]} or {pair[1]} is paired twice; an op belongs to one slot")
             self.second[first], self.unit[second] = second, first
             self.duration[first] += self.duration[second]
 
+    def _number(self, op: Op) -> int:
+        stage, kind, microbatch = op
+        if kind not in self.kinds or microbatch is None or not (0 <= stage < self.stages and 0 <= microbatch < self.microbatches):
+            raise ScheduleError(f"the pair's {op} is not among the ops of {self.stages} stages and {self.microbatches} microbatches")
+        return self.kinds.index(kind) * self.size + stage * self.microbatches + microbatch
 
-def _run(work: _Work, limits: list[float], kept: float, max_active: int) -> list[list[int]]:
-    """Returns the units in the order in which each device starts them."""
-    size, microbatches, latency = work.stages * work.microbatches, work.microbatches, work.latency
-    device, duration, unit_of, inputs, key = work.device, work.duration, work.unit, list(work.inputs), work.key
-    last = len(work.kinds) - 1
-    orders: list[list[int]] = [[] for _ in limits]
-    free, level = [True] * len(limits), [0.0] * len(limits)
-    # Three heaps per device, by what may hold an op back: nothing; the device's cap; the device's cap and the pipeline's.
-    ready: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], []) for _ in limits]
-    entries = {device[stage * microbatches + i] for stage in range(work.stages) if not work.predecessors[stage] for i in range(microbatches)}
-    sources = [not before for before in work.predecessors]
-    unfinished = [sum(sources)] * microbatches  # backwards of first stages that a microbatch still has to do
-    entered: set[int] = set()
-    active = 0
+    def _inputs(self) -> list[int]:
+        """Per unit, how many inputs it waits for."""
+        inputs = [0] * len(self.device)
+        for number, targets in enumerate(self.consumers):
+            for target in targets:
+                if self.second and self.unit[target] == self.unit[number]:
+                    raise ScheduleError(f"{self.op(target)} needs {self.op(number)}, so they cannot share a slot")
+                inputs[self.unit[target]] += 1
+        return inputs
 
-    forwards = [sum(number < size for number in work.halves(unit)) for unit in range(len(device))]
-    entering = [
-        [rest % microbatches for rest in work.halves(unit) if rest < size and sources[rest // microbatches]] if forwards[unit] else []
-        for unit in range(len(device))
-    ]
 
-    def offer(unit: int) -> None:
-        heap = ready[device[unit]][0 if not forwards[unit] else 2 if entering[unit] else 1]
-        heapq.heappush(heap, (key[unit], unit))
+class _Run:
+    """One run; its result is in ``orders``: per device, its units in the order in which it started them."""
 
-    for unit in range(len(device)):
-        if unit_of[unit] == unit and not inputs[unit]:
-            offer(unit)
-    events: list[tuple[float, int, int]] = []  # (time, 0 the unit has ended | 1 an input has arrived, unit)
-    touched, now = set(range(len(limits))), 0.0
-    while True:
-        for d in sorted(touched):
-            if not free[d]:
-                continue
-            heaps = ready[d]
-            best = None
-            for heap in heaps:
-                if heap and (best is None or heap[0] < best[0]):
-                    unit = heap[0][1]
-                    if forwards[unit] and level[d] + forwards[unit] > limits[d]:
-                        continue
-                    if entering[unit] and active + len(set(entering[unit]) - entered) > max_active:
-                        continue
-                    best = heap
-            if best is None:
-                continue
-            unit = heapq.heappop(best)[1]
-            if forwards[unit]:
-                level[d] += forwards[unit]
-                for microbatch in entering[unit]:
-                    if microbatch not in entered:
-                        entered.add(microbatch)
-                        active += 1
-            free[d] = False
-            orders[d].append(unit)
-            heapq.heappush(events, (now + duration[unit], 0, unit))
-        if not events:
-            break
-        now = events[0][0]
-        touched = set()
-        while events and events[0][0] == now:
-            _, arrived, unit = heapq.heappop(events)
-            d = device[unit]
-            touched.add(d)
-            if arrived:
-                inputs[unit] -= 1
-                if not inputs[unit]:
-                    offer(unit)
-                continue
-            free[d] = True
-            for number in work.halves(unit):
-                kind = number // size
-                if kind == 1 and last > 1:
-                    level[d] -= 1.0 - kept
-                elif kind == last:
-                    level[d] -= kept if last > 1 else 1.0
-                if kind == min(1, last) and sources[number % size // microbatches]:
-                    microbatch = number % microbatches
-                    unfinished[microbatch] -= 1
-                    if not unfinished[microbatch]:
-                        active -= 1
-                        touched |= entries
-                for target in work.consumers(number):
+    def __init__(
+        self, work: _Work, ranks: list[int], limits: list[float], kept: float, max_active: int, hold_back: Mapping[Kind, float]
+    ) -> None:
+        self.work, self.ranks, self.limits, self.max_active = work, ranks, limits, max_active
+        self.orders: list[list[int]] = [[] for _ in limits]
+        self.level = [0.0] * len(limits)  # activations held
+        self.released = [0.0, 1.0 - kept, kept] if len(work.kinds) == 3 else [0.0, 1.0] if len(work.kinds) == 2 else [1.0]
+        self.hold_back = [hold_back.get(kind) for kind in work.kinds]
+        self.looks_ahead = any(limit is not None for limit in self.hold_back)
+        self.inputs, self.unknown, self.arrival = list(work.inputs), list(work.inputs), [0.0] * len(work.inputs)
+        self.coming: list[dict[int, float]] = [{} for _ in limits]  # per device, units on their way: when they can start
+        # Per device one heap of (rank, unit) for each reason that may hold an op back: its kind, and for first forwards max_active
+        self.ready: list[list[list[tuple[int, int]]]] = [[[] for _ in range(len(work.kinds) + 1)] for _ in limits]
+        self.forwards = [1] * work.size + [0] * (len(ranks) - work.size)
+        for first, second in work.second.items():
+            self.forwards[first] += self.forwards[second]
+        self.active = 0
+        self.entered = [False] * work.microbatches
+        # ops that a microbatch under way still has to do before it has left: its backwards on first stages, or forwards on last ones
+        self.to_leave = [sum(work.first_stages) if len(work.kinds) > 1 else work.last_stages] * work.microbatches
+        self._run()
+
+    def _run(self) -> None:
+        work, device, duration, latency = self.work, self.work.device, self.work.duration, self.work.latency
+        inputs, unit_of, consumers, second = self.inputs, work.unit, work.consumers, work.second
+        free = [True] * len(self.limits)
+        for unit, count in enumerate(inputs):
+            if not count and unit_of[unit] == unit:
+                self._offer(unit)
+        events: list[tuple[float, int, int]] = []  # (time, 0: the unit has ended, 1: an input of it has arrived, unit)
+        now, touched = 0.0, set(range(len(free)))
+        while True:
+            for number in sorted(touched):
+                if free[number] and (unit := self._choose(number, now)) is not None:
+                    free[number] = False
+                    heapq.heappush(events, (now + duration[unit], 0, unit))
+            if not events:
+                break
+            now, touched = events[0][0], set()
+            while events and events[0][0] == now:  # all that happens now happens before any device chooses
+                _, arrived, unit = heapq.heappop(events)
+                if arrived:
+                    targets = [unit]
+                else:
+                    free[device[unit]] = True
+                    touched.add(device[unit])
+                    if self._release(unit):
+                        touched = set(range(len(free)))
+                    targets = consumers[unit] if unit not in second else consumers[unit] + consumers[second[unit]]
+                for target in targets:
                     target = unit_of[target]
-                    if device[target] != d and latency:
+                    if latency and not arrived and device[target] != device[unit]:
                         heapq.heappush(events, (now + latency, 1, target))
                         continue
                     inputs[target] -= 1
-                    touched.add(device[target])
                     if not inputs[target]:
-                        offer(target)
-    _refuse_unfinished(work, orders, ready, limits, max_active)
-    return orders
+                        self._offer(target)
+                        touched.add(device[target])
+        if sum(map(len, self.orders)) < len(self.ranks) - len(second):
+            self._refuse()
 
+    def _offer(self, unit: int) -> None:
+        """All inputs of the unit are there."""
+        work, heap = self.work, unit // self.work.size
+        if any(number < work.size and work.first_stages[number // work.microbatches] for number in work.halves(unit)):
+            heap = len(work.kinds)
+        heapq.heappush(self.ready[work.device[unit]][heap], (self.ranks[unit], unit))
+        if self.looks_ahead:
+            self.coming[work.device[unit]].pop(unit, None)
 
-def _refuse_unfinished(
-    work: _Work, orders: list[list[int]], ready: list[tuple[list[Any], list[Any], list[Any]]], limits: list[float], max_active: int
-) -> None:
-    if sum(map(len, orders)) == len(work.device) - len(work.second):
-        return
-    stuck = [(d, min(heap[0] for heap in heaps if heap)[1]) for d, heaps in enumerate(ready) if any(heaps)]
-    where = ", ".join(f"device {d} at {work.slot(unit)} (holds at most {limits[d]:g})" for d, unit in stuck)
-    raise ScheduleError(
-        f"the caps let nothing start: {where or 'pairs wait for each other'}; at most {max_active} microbatches are under way; raise a cap or change the priority"
-    )
+    def _choose(self, device: int, now: float) -> int | None:
+        """Takes the unit that the device starts now, if any."""
+        best = None
+        for heap in self.ready[device]:
+            if heap and (best is None or heap[0] < best[0]) and self._allowed(device, heap[0][1]) and not self._held_back(device, heap[0][1], now):
+                best = heap
+        if best is None:
+            return None
+        unit = heapq.heappop(best)[1]
+        self.orders[device].append(unit)
+        if self.forwards[unit]:
+            self.level[device] += self.forwards[unit]
+            if self.max_active < self.work.microbatches:
+                for microbatch in self._entering(unit):
+                    self.entered[microbatch] = True
+                    self.active += 1
+        if self.looks_ahead:
+            self._announce(unit, now + self.work.duration[unit])
+        return unit
 
+    def _allowed(self, device: int, unit: int) -> bool:
+        count = self.forwards[unit]
+        if not count:
+            return True
+        if self.level[device] + count > self.limits[device]:
+            return False
+        return self.max_active >= self.work.microbatches or self.active + len(self._entering(unit)) <= self.max_active
 
-def _refuse_kinds(durations: Mapping[Kind, ArrayLike]) -> tuple[Kind, ...]:
-    names = ", ".join(str(getattr(kind, "name", kind)) for kind in durations)
-    raise ScheduleError(f"durations name the kinds {names or 'none'}; right is F, or F and B, or F, I and W")
+    def _entering(self, unit: int) -> set[int]:
+        """The microbatches that get under way with this unit."""
+        work = self.work
+        firsts = (number for number in work.halves(unit) if number < work.size and work.first_stages[number // work.microbatches])
+        return {number % work.microbatches for number in firsts if not self.entered[number % work.microbatches]}
+
+    def _held_back(self, device: int, unit: int, now: float) -> bool:
+        tolerance = self.hold_back[unit // self.work.size]
+        if tolerance is None:
+            return False
+        rank, end = self.ranks[unit], now + self.work.duration[unit]
+        return any(
+            self.ranks[other] < rank and end > (arrival + tolerance) * (1 + 1e-12) and self._allowed(device, other)
+            for other, arrival in self.coming[device].items()
+        )
+
+    def _announce(self, unit: int, end: float) -> None:
+        """The unit has started, so it is known when its consumers get this input."""
+        work = self.work
+        for number in work.halves(unit):
+            for target in work.consumers[number]:
+                target = work.unit[target]
+                arrival = end if work.device[target] == work.device[unit] else end + work.latency
+                self.arrival[target] = max(self.arrival[target], arrival)
+                self.unknown[target] -= 1
+                if not self.unknown[target]:
+                    self.coming[work.device[target]][target] = self.arrival[target]
+
+    def _release(self, unit: int) -> bool:
+        """The unit has ended: frees what it held. True if a microbatch has left the pipeline."""
+        work, left = self.work, False
+        for number in work.halves(unit):
+            kind, rest = divmod(number, work.size)
+            self.level[work.device[unit]] -= self.released[kind]
+            if self.max_active < work.microbatches and kind == min(1, len(work.kinds) - 1):
+                leaves = work.first_stages[rest // work.microbatches] if kind else not work.consumers[number]
+                microbatch = rest % work.microbatches
+                if leaves:
+                    self.to_leave[microbatch] -= 1
+                    if not self.to_leave[microbatch]:
+                        self.active -= 1
+                        left = True
+        return left
+
+    def _refuse(self) -> None:
+        stuck = [(device, min(heap[0] for heap in heaps if heap)[1]) for device, heaps in enumerate(self.ready) if any(heaps)]
+        where = "; ".join(f"device {d} at {self.work.slot(unit)}, holding {self.level[d]:g} of {self.limits[d]:g}" for d, unit in stuck)
+        caps = f", and at most {self.max_active} microbatches are under way" if self.max_active < self.work.microbatches else ""
+        raise ScheduleError(f"nothing can start: {where or 'pairs or stages wait for each other'}{caps}; raise the cap or change the priority")
 
 
 def _placement(placement: ArrayLike, microbatches: int) -> NDArray[np.int64]:
@@ -300,9 +353,7 @@ def _placement(placement: ArrayLike, microbatches: int) -> NDArray[np.int64]:
     if table.ndim == 1:
         table = table[:, None]
     elif table.shape[1] != microbatches:
-        raise ScheduleError(
-            f"placement has shape {table.shape}; right is (stages,) or (stages, microbatches), and there are {microbatches} microbatches"
-        )
+        raise ScheduleError(f"placement has shape {table.shape}; right is (stages,) or (stages, {microbatches}), the second being microbatches")
     return np.broadcast_to(table, (len(table), microbatches)).astype(np.int64)
 
 
@@ -311,32 +362,28 @@ def _times(kind: Kind, value: ArrayLike, stages: int, microbatches: int) -> NDAr
         table = np.asarray(value, dtype=np.float64)
         table = np.broadcast_to(table[:, None] if table.ndim == 1 else table, (stages, microbatches))
     except (TypeError, ValueError):
-        raise ScheduleError(
-            f"the time of {kind.name} must be a number, {stages} of them, one per stage, or a table per stage and microbatch"
-        ) from None
+        raise ScheduleError(f"the time of {kind.name} must be a number, one per stage ({stages}), or a table per stage and microbatch") from None
     if not (np.isfinite(table).all() and table.min() >= 0):
-        raise ScheduleError(f"the time of {kind.name} holds {table.min()}; right is a finite number of at least 0")
+        raise ScheduleError(f"the time of {kind.name} must be finite and at least 0 everywhere, got {value!r:.80}")
     return table.ravel()
 
 
 def _neighbours(stages: int, graph: Iterable[tuple[int, int]] | None) -> tuple[list[list[int]], list[list[int]]]:
-    edges = [(stage, stage + 1) for stage in range(stages - 1)] if graph is None else sorted(set(graph))
-    predecessors: list[list[int]] = [[] for _ in range(stages)]
-    successors: list[list[int]] = [[] for _ in range(stages)]
-    for before, after in edges:
-        if not (0 <= before < stages and 0 <= after < stages):
-            raise ScheduleError(f"the stage graph has an edge {before} -> {after}, and stages are 0..{stages - 1}")
-        predecessors[after].append(before)
-        successors[before].append(after)
-    return predecessors, successors
+    """Per stage, the stages before it and the stages after it."""
+    before: list[list[int]] = [[] for _ in range(stages)]
+    after: list[list[int]] = [[] for _ in range(stages)]
+    for first, second in pairwise(range(stages)) if graph is None else sorted(set(graph)):
+        if not (0 <= first < stages and 0 <= second < stages):
+            raise ScheduleError(f"the stage graph has an edge {first} -> {second}, and stages are 0..{stages - 1}")
+        before[second].append(first)
+        after[first].append(second)
+    return before, after
 
 
-def _limits(value: float | Sequence[float] | None, devices: int, kept: float) -> list[float]:
-    if not 0 <= kept <= 1:
-        raise ScheduleError(f"kept_for_weight_grad is a part of an activation, 0 to 1, got {kept!r}")
+def _limits(value: float | Sequence[float] | None, devices: int) -> list[float]:
     if value is None:
         return [float("inf")] * devices
-    limits = list(value) if isinstance(value, Sequence) else [value] * devices
+    limits = [value] * devices if np.ndim(value) == 0 else list(value)  # type: ignore[arg-type, list-item]
     if len(limits) != devices:
         raise ScheduleError(f"max_in_flight has {len(limits)} values and there are {devices} devices; give one number, or one per device")
     if any(not limit >= 1 for limit in limits):

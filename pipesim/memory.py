@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from pipesim.schedule import Schedule
     from pipesim.timeline import Timeline
 
-__all__ = ["CATEGORIES", "Footprint", "MemoryCurve", "Moves", "Overflow", "activation_levels", "first_overflow", "memory_curve", "moves", "peak_memory"]
+__all__ = [
+    "CATEGORIES",
+    "Footprint",
+    "MemoryCurve",
+    "Moves",
+    "Overflow",
+    "activation_levels",
+    "first_overflow",
+    "memory_curve",
+    "moves",
+    "peak_memory",
+]
 
 Floats = NDArray[np.float64]
 

@@ -1,9 +1,9 @@
 """The conformance suite for schedule generators, for the built-in ones and for yours.
 
-    from pipesim.testing import check_generator
+from pipesim.testing import check_generator
 
-    def test_my_schedule():
-        check_generator(my_schedule)
+def test_my_schedule():
+    check_generator(my_schedule)
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def check_generator(
     positional = [p for p in inspect.signature(generator).parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     _require([p.name for p in positional] == ["devices", "microbatches"], f"{name} must take (devices, microbatches, *, options)")
     for option in options_of(generator).values():
-        _require(option.annotation is not inspect.Parameter.empty, f"option {option.name} of {name} has no annotation, so the command line cannot read it")
+        _require(
+            option.annotation is not inspect.Parameter.empty, f"option {option.name} of {name} has no annotation, so the command line cannot read it"
+        )
         _require(option.default is not inspect.Parameter.empty, f"option {option.name} of {name} has no default")
     legal: list[tuple[int, int]] = []
     refused: dict[tuple[int, int], str] = {}

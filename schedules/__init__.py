@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from pipesim.schedule import Schedule
 
+from .chimera import chimera
+from .dualpipe import dualpipe
+from .dualpipe_v import dualpipe_v
+from .gems import gems
 from .gpipe import gpipe
+from .hanayo import hanayo
 from .naive import naive
 from .one_f_one_b import eager_1f1b, one_f_one_b
 from .pipedream import pipedream
@@ -15,6 +20,7 @@ __all__ = ["SCHEDULES"]
 
 # A second name for the same function is an alias: `pipesim list` shows it beside the first.
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    # synchronous
     "naive": naive,
     "gpipe": gpipe,
     "afab": gpipe,
@@ -22,5 +28,14 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "dapple": one_f_one_b,
     "pipedream-flush": one_f_one_b,
     "eager-1f1b": eager_1f1b,
+    # bidirectional and wave
+    "gems": gems,
+    "chimera": chimera,
+    "hanayo": hanayo,
+    "dualpipe": dualpipe,
+    "dualpipe-v": dualpipe_v,
+    "dualpipev": dualpipe_v,
+    "dualpipe_v": dualpipe_v,
+    # asynchronous
     "pipedream": pipedream,
 }

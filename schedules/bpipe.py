@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -35,20 +38,20 @@ def bpipe(devices: int, microbatches: int, *, host: bool = False) -> Schedule:
         host: Offload to the host's memory and not to a partner.
     """
     most = -(-(devices + 2) // 2)
-    streams = [_stream(stage, devices, microbatches, most) for stage in range(devices)]
     evictors = [device for device in range(devices // 2) if devices - device > most]
+    plain = [(stage, *alternating(microbatches, min(devices - stage, microbatches))) for stage in range(devices)]
+    streams = [_limited(*columns, most) if columns[0] in evictors else columns for columns in plain]
     offload_to = {device: None if host else devices - 1 - device for device in evictors}
     return Schedule.from_columns(streams, name="bpipe", offload_to=offload_to)
 
 
-def _stream(stage: int, devices: int, microbatches: int, most: int) -> tuple[int, list[int], list[int]]:
-    """1F1B on one stage with at most *most* activations on the device, as columns."""
-    kinds, numbers = (column.tolist() for column in alternating(microbatches, min(devices - stage, microbatches)))
+def _limited(stage: int, kinds: NDArray[np.int8], microbatches: NDArray[np.int32], most: int) -> tuple[int, NDArray[np.int8], NDArray[np.int32]]:
+    """The columns with what must move so that no more than *most* activations are on the device."""
     kind: list[int] = []
     number: list[int] = []
     here, away = 0, set()
-    for op, microbatch in zip(kinds, numbers, strict=True):
-        back = op == Kind.B and microbatch in away
+    for op, microbatch in zip(kinds.tolist(), microbatches.tolist(), strict=True):
+        back = microbatch in away  # its backward: a forward is nowhere yet
         if here == most and (op == Kind.F or back):
             # the op before is a forward: after a backward there is room
             away.add(number[-1])
@@ -63,4 +66,4 @@ def _stream(stage: int, devices: int, microbatches: int, most: int) -> tuple[int
         kind.append(op)
         number.append(microbatch)
         here += 1 if op == Kind.F else -1
-    return stage, kind, number
+    return stage, np.array(kind, np.int8), np.array(number, np.int32)

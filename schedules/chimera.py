@@ -24,7 +24,7 @@ def chimera(devices: int, microbatches: int, *, pipes: int = 1, scheme: Scheme =
         device 0 | F0 .  F1 F2 B2 F3 B3 B0 .  B1       0, 1 go down: stage s on device s
         device 1 | .  F0 F2 F1 F3 B2 B0 B3 B1 .        2, 3 go up:   stage s on device D - 1 - s
         device 2 | .  F2 F0 F3 F1 B0 B2 B1 B3 .
-        device 3 | F2 .  F3 F0 B0 F1 B1 B2 .  B3       F = B here; in a run F1 and F3 start one slot earlier
+        device 3 | F2 .  F3 F0 B0 F1 B1 B2 .  B3       F = B here; a run starts F1 of device 0 and F3 of device 3 at 1
 
     If every op took one slot, the forward of the k-th microbatch of a direction would run on stage s in slot 2k + s and its
     backward in slot 2k + 2D - 1 - s. No two ops then meet, and this is the order of each device's stream. A unit is D

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind
@@ -61,7 +62,7 @@ def gems(devices: int, microbatches: int, *, first: Literal["backward", "forward
     return Schedule.from_columns(streams, name="gems" if first == "backward" else "gems-forward-first")
 
 
-def _forward_first(microbatches: int, turns: bool) -> tuple[np.ndarray, np.ndarray]:
+def _forward_first(microbatches: int, turns: bool) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     """Columns (kind, microbatch): two forwards, two backwards; the odd microbatch goes back at once on the device where it turns."""
     pairs = microbatches // 2
     order = np.array([0, 1, 1, 0] if turns else [0, 1, 0, 1])

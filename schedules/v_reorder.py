@@ -22,7 +22,9 @@ from pipesim.schedule import Schedule
 
 __all__ = ["FULL", "SPLIT", "Ops", "peak", "repeat", "tighten", "to_schedule"]
 
+LV = 2
 Streams = list[list[int]]  # per device, ops in order; an op is kind * m + microbatch, a kind is an index into Ops.kinds
+Links = list[list[list[int]]]  # per device and kind, other ops by device * kinds + kind
 Cost = tuple[float, float]  # largest span of a device, makespan
 
 
@@ -40,26 +42,35 @@ class Ops:
     allocate: tuple[int, ...]
     release: tuple[int, ...]
 
-    def inputs(self, devices: int) -> list[list[list[int]]]:
-        """Per device and kind, what it waits for: device * kinds + kind.
+    def inputs(self, devices: int) -> Links:
+        """What each op waits for.
 
         Chunk 0 goes forward from device 0 to p - 1 and chunk 1 back to 0; gradients go the same way round again:
         chunk 1 from 0 to p - 1, chunk 0 back. The turns, where the device stays the same, link two chunks.
         """
         count, last = len(self.kinds), devices - 1
-        table = []
+        table: Links = []
         for device in range(devices):
-            up, down = (device - 1) * count, (device + 1) * count
-            own = device * count
+            up, own, down = (device + shift for shift in (-1, 0, 1))
             waits = [
-                [up] if device else [],
-                [down + 1] if device < last else [own],
-                [up + 2] if device else [own + 1],
-                [down + 3] if device < last else [own + 2],
-                *([own + kind - 2] for kind in range(4, count)),
+                [(up, 0)] if device else [],
+                [(down, 1) if device < last else (own, 0)],
+                [(up, 2) if device else (own, 1)],
+                [(down, 3) if device < last else (own, 2)],
+                *([(own, kind - 2)] for kind in range(4, count)),
             ]
-            table.append(waits)
+            table.append([[there * count + kind for there, kind in wait] for wait in waits])
         return table
+
+    def outputs(self, devices: int) -> Links:
+        """What waits for each op, which is what it waits for when time runs backwards."""
+        count = len(self.kinds)
+        result: Links = [[[] for _ in self.kinds] for _ in range(devices)]
+        for device, waits in enumerate(self.inputs(devices)):
+            for kind, wait in enumerate(waits):
+                for before in wait:
+                    result[before // count][before % count].append(device * count + kind)
+        return result
 
 
 SPLIT = Ops(((0, Kind.F), (1, Kind.F), (1, Kind.I), (0, Kind.I), (1, Kind.W), (0, Kind.W)), allocate=(0, 1), release=(4, 5))
@@ -114,37 +125,22 @@ def tighten(streams: Streams, ops: Ops, microbatches: int, limit: int, durations
         durations: Time of each kind.
     """
     inputs = ops.inputs(len(streams))
-    outputs = _reversed_links(inputs)
-    best, cost = streams, _cost(streams, inputs, microbatches, durations)
+    outputs = ops.outputs(len(streams))
+    best, end = streams, _run(streams, inputs, microbatches, durations)
+    cost = _cost(streams, end, microbatches, durations)
     current = streams
     while True:
         found = cost
-        current = _fill(current, inputs, microbatches, limit, durations, ops.allocate, ops.release)
-        best, cost = _better(best, cost, current, inputs, microbatches, durations)
+        current = _fill(current, inputs, microbatches, limit, durations, ops.allocate, ops.release, end)
+        end = _run(current, inputs, microbatches, durations)
+        best, cost = min((best, cost), (current, _cost(current, end, microbatches, durations)), key=lambda pair: pair[1])
         current = _mirrored(current, microbatches)
-        current = _fill(current, outputs, microbatches, limit, durations, ops.release, ops.allocate)
-        current = _mirrored(current, microbatches)
-        best, cost = _better(best, cost, current, inputs, microbatches, durations)
+        end = _run(current, outputs, microbatches, durations)
+        current = _mirrored(_fill(current, outputs, microbatches, limit, durations, ops.release, ops.allocate, end), microbatches)
+        end = _run(current, inputs, microbatches, durations)
+        best, cost = min((best, cost), (current, _cost(current, end, microbatches, durations)), key=lambda pair: pair[1])
         if cost == found:
             return best, cost
-
-
-def _better(
-    best: Streams, cost: Cost, other: Streams, inputs: list[list[list[int]]], microbatches: int, durations: Sequence[float]
-) -> tuple[Streams, Cost]:
-    other_cost = _cost(other, inputs, microbatches, durations)
-    return (other, other_cost) if other_cost < cost else (best, cost)
-
-
-def _reversed_links(inputs: list[list[list[int]]]) -> list[list[list[int]]]:
-    """What each op waits for when time runs backwards: those that wait for it when time runs forwards."""
-    count = len(inputs[0])
-    result: list[list[list[int]]] = [[[] for _ in kinds] for kinds in inputs]
-    for device, kinds in enumerate(inputs):
-        for kind, waits in enumerate(kinds):
-            for before in waits:
-                result[before // count][before % count].append(device * count + kind)
-    return result
 
 
 def _mirrored(streams: Streams, microbatches: int) -> Streams:
@@ -152,121 +148,127 @@ def _mirrored(streams: Streams, microbatches: int) -> Streams:
     return [[op - 2 * (op % microbatches) + microbatches - 1 for op in reversed(stream)] for stream in streams]
 
 
-def _run(streams: Streams, inputs: list[list[list[int]]], microbatches: int, durations: Sequence[float]) -> list[float]:
-    """Runs the streams as they stand: each op starts when its device is free and its inputs are there."""
-    devices, kinds = len(streams), len(durations)
-    end: list[float] = [-1.0] * (devices * kinds * microbatches)
-    free, first, position = [0.0] * devices, [-1.0] * devices, [0] * devices
-    waiting = True
-    while waiting:
-        waiting = False
-        for device in range(devices):
-            stream, clock, waits = streams[device], free[device], inputs[device]
-            base = device * kinds * microbatches
-            for index in range(position[device], len(stream)):
+def _padded(links: Links, microbatches: int) -> list[list[tuple[int, int]]]:
+    """Two places in a list of ends, which stand for the ops of microbatch 0; where there are fewer, a last place that is always there."""
+    nothing = len(links) * len(links[0]) * microbatches
+    return [[tuple([*(op * microbatches for op in ops), nothing, nothing][:2]) for ops in kinds] for kinds in links]
+
+
+def _run(streams: Streams, links: Links, microbatches: int, durations: Sequence[float]) -> list[float]:
+    """Runs the streams as they stand, and returns the end of every op: each starts when its device is free and its inputs are there."""
+    devices, size = len(streams), len(durations) * microbatches
+    places = _padded(links, microbatches)
+    end = [-1.0] * (devices * size) + [0.0] * microbatches
+    free, position = [0.0] * devices, [0] * devices
+    unfinished = True
+    while unfinished:
+        unfinished = False
+        for device, stream in enumerate(streams):
+            clock, waits, base = free[device], places[device], device * size
+            for index in range(position[device], size):
                 op = stream[index]
                 kind, microbatch = divmod(op, microbatches)
-                start = clock
-                for before in waits[kind]:
-                    there = end[before * microbatches + microbatch]
-                    if there < 0:
-                        break
-                    if there > start:
-                        start = there
-                else:
-                    if first[device] < 0:
-                        first[device] = start
-                    clock = end[base + op] = start + durations[kind]
-                    continue
-                position[device], waiting = index, True
-                break
+                a, b = waits[kind]
+                first, second = end[a + microbatch], end[b + microbatch]
+                if first < 0 or second < 0:
+                    position[device], free[device], unfinished = index, clock, True
+                    break
+                clock = end[base + op] = max(clock, first, second) + durations[kind]
             else:
-                position[device] = len(stream)
-            free[device] = clock
+                position[device] = size
     return end
 
 
-def _cost(streams: Streams, inputs: list[list[list[int]]], microbatches: int, durations: Sequence[float]) -> Cost:
-    end = _run(streams, inputs, microbatches, durations)
-    size = len(durations) * microbatches
-    spans = [end[d * size + s[-1]] - end[d * size + s[0]] + durations[s[0] // microbatches] for d, s in enumerate(streams)]
-    return max(spans), max(end)
+def _cost(streams: Streams, end: list[float], microbatches: int, durations: Sequence[float]) -> Cost:
+    base = len(durations) * microbatches
+    starts = [end[device * base + stream[0]] - durations[stream[0] // microbatches] for device, stream in enumerate(streams)]
+    ends = [end[device * base + stream[-1]] for device, stream in enumerate(streams)]
+    return max(e - s for e, s in zip(ends, starts, strict=True)), max(ends)
 
 
 def _fill(
     streams: Streams,
-    inputs: list[list[list[int]]],
+    links: Links,
     microbatches: int,
     limit: int,
     durations: Sequence[float],
     allocate: tuple[int, ...],
     release: tuple[int, ...],
+    planned: list[float],
 ) -> Streams:
-    """Runs the streams, and fills idle slots with the first later op that is ready and keeps the limit.
+    """Runs the streams, and fills idle slots with later ops that are ready, end before the next op is due, and keep the limit.
 
     The rest of a stream, in its order, always keeps the limit: an op that takes an activation goes ahead only if every
     level that it is moved across has room for one more. So the next op of a stream may always run, and nothing gets
     stuck. When nothing is left that takes an activation, the ops that other devices wait for go before those that only
     give one back.
+
+    Args:
+        planned: The end of every op when the streams run as they stand.
     """
     devices, kinds = len(streams), len(durations)
     size = kinds * microbatches
-    change = [0] * kinds
-    for kind in allocate:
-        change[kind] = 1
-    for kind in release:
-        change[kind] = -1
+    places = _padded(links, microbatches)
+    change = [(kind in allocate) - (kind in release) for kind in range(kinds)]
+    leaves = () if LV == 0 or release != (4, 5) else release
     tolerance = 1e-9 * max(durations)
-    planned = _run(streams, inputs, microbatches, durations)
     never = float("inf")
-    end = [never] * (devices * size)
-    position = [[0] * size for _ in streams]
-    for device, stream in enumerate(streams):
+    end = [never] * (devices * size) + [0.0] * microbatches
+    position = []
+    for stream in streams:
+        where = [0] * size
         for index, op in enumerate(stream):
-            position[device][op] = index
-    done = [[False] * size for _ in streams]
+            where[op] = index
+        position.append(where)
+    done = [[False] * (size + 1) for _ in streams]
     result: Streams = [[] for _ in streams]
-    head, level, free = [0] * devices, [0] * devices, [0.0] * devices
-    heads = [[0] * kinds for _ in streams]  # the next microbatch of each kind
-    left_to_allocate = [len(allocate) * microbatches] * devices
+    front, level, free = [0] * devices, [0] * devices, [0.0] * devices
+    following = [[0] * kinds for _ in streams]  # the next microbatch of each kind
+    to_allocate = [len(allocate) * microbatches] * devices
     left = devices * size
     clock = [0.0]
     while left:
-        now = heappop(clock) + tolerance
-        while clock and clock[0] <= now:
+        now = heappop(clock)
+        soon = now + tolerance
+        while clock and clock[0] <= soon:
             heappop(clock)
         for device in range(devices):
-            if free[device] > now or head[device] == size:
+            first = front[device]
+            if free[device] > soon or first == size:
                 continue
-            stream, finished = streams[device], done[device]
-            front = head[device]
-            chosen = -1
-            best = (2, 0)
-            for kind in range(kinds):
-                microbatch = heads[device][kind]
-                if microbatch == microbatches:
-                    continue
-                for before in inputs[device][kind]:
-                    if end[before * microbatches + microbatch] > now:
-                        break
-                else:
-                    op = kind * microbatches + microbatch
-                    index = position[device][op]
-                    rank = (int(change[kind] < 0 and not left_to_allocate[device]), index)
-                    if index != front and rank[0] == 0 and now + durations[kind] > planned[device * size + stream[front]] - durations[stream[front] // microbatches] + 2 * tolerance and change[stream[front] // microbatches] >= (0 if left_to_allocate[device] else 0):
+            stream, waits, finished, heads = streams[device], places[device], done[device], following[device]
+            op = stream[first]
+            kind, microbatch = divmod(op, microbatches)
+            a, b = waits[kind]
+            ready = end[a + microbatch] <= soon and end[b + microbatch] <= soon
+            put_off = kind in leaves and not to_allocate[device]
+            if ready and not put_off:
+                chosen, index = op, first
+            else:
+                due = never if put_off or (LV==2 and change[kind] < 0) else planned[device * size + op] - durations[kind] + tolerance
+                chosen, index = -1, size
+                for other in range(kinds):
+                    microbatch = heads[other]
+                    if microbatch == microbatches or now + durations[other] > due or (put_off and other in leaves):
                         continue
-                    if rank < best and (change[kind] <= 0 or index == front or _room(stream, finished, front, index, level[device], limit, change, microbatches)):
-                        best, chosen = rank, op
-            if chosen < 0:
-                continue
-            kind = chosen // microbatches
-            finished[position[device][chosen]] = True
-            while head[device] < size and finished[head[device]]:
-                head[device] += 1
-            heads[device][kind] += 1
+                    place = position[device][other * microbatches + microbatch]
+                    a, b = waits[other]
+                    if place < index and end[a + microbatch] <= soon and end[b + microbatch] <= soon:
+                        if change[other] <= 0 or _room(stream, finished, first, place, level[device], limit, change, microbatches):
+                            chosen, index, kind = other * microbatches + microbatch, place, other
+                if chosen < 0:
+                    if not ready:
+                        continue
+                    chosen, index = op, first
+            finished[index] = True
+            while finished[first]:
+                first += 1
+            front[device] = first
+            heads[kind] += 1
             level[device] += change[kind]
-            left_to_allocate[device] -= change[kind] > 0
-            free[device] = end[device * size + chosen] = now - tolerance + durations[kind]
+            if change[kind] > 0:
+                to_allocate[device] -= 1
+            free[device] = end[device * size + chosen] = now + durations[kind]
             heappush(clock, free[device])
             result[device].append(chosen)
             left -= 1

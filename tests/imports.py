@@ -25,7 +25,9 @@ def main() -> int:
                 continue
             for name in names:
                 if name.partition(".")[0] == "pipesim" and name not in ALLOWED:
-                    wrong.append(f"{path.relative_to(FOLDER.parent)}:{node.lineno}: imports {name}; schedules may import {', '.join(sorted(ALLOWED))}")
+                    wrong.append(
+                        f"{path.relative_to(FOLDER.parent)}:{node.lineno}: imports {name}; schedules may import {', '.join(sorted(ALLOWED))}"
+                    )
     print("\n".join(wrong) or f"schedules/ imports only {', '.join(sorted(ALLOWED))}")
     return bool(wrong)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
 
-def execute(path: Path):  # noqa: ANN201  nbformat has no types
+def execute(path: Path):
     """Runs a notebook in its own folder and returns it with outputs; an exception in a cell is raised."""
     import nbformat
     from nbclient import NotebookClient

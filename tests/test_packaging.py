@@ -92,7 +92,18 @@ def test_a_file_of_ones_own(tmp_path: Path):
     run = _run(sys.executable, "-m", "pipesim", "simulate", "mine.py:tail_heavy", "-p", 3, "-m", 2, "--reverse=true", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert '"makespan": 18.0' in run.stdout
-    module = _run(sys.executable, "-m", "pipesim", "simulate", "mine:tail_heavy", "-p", 3, "-m", 2, "--json", cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."})
+    module = _run(
+        sys.executable,
+        "-m",
+        "pipesim",
+        "simulate",
+        "mine:tail_heavy",
+        "-p",
+        3,
+        "-m",
+        2,
+        "--json",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
     assert '"makespan": 18.0' in module.stdout
-
-

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from pipesim import registry
 from pipesim.cli.options import Request, is_run, json_option, print_json, request_options, schedule_command
@@ -29,13 +31,18 @@ def list_command(as_json: bool) -> None:
     if as_json:
         print_json({"schedules": [{"name": name, "aliases": others, "about": about, "options": options} for name, others, about, options in rows]})
         return
-    width = max(len(name) for name, *_ in rows)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("what it does; other names; its options")
     for name, others, about, options in rows:
-        click.echo(f"{name:<{width}}  {about}")
         details = [f"also: {', '.join(others)}"] if others else []
-        details += [f"options: {', '.join('--' + option.replace('_', '-') for option in options)}"] if options else []
-        if details:
-            click.echo(click.style(f"{'':<{width}}  {'; '.join(details)}", dim=True))
+        details += [f"options: {' '.join('--' + option.replace('_', '-') for option in options)}"] if options else []
+        table.add_row(escape(name), escape(about.replace("``", "")) + (f"\n[dim]{escape('; '.join(details))}[/dim]" if details else ""))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
 
 
 @schedule_command("show")

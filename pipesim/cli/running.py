@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -54,7 +55,7 @@ def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values
         chosen += [name for name in _first_names() if name not in chosen]
     runs: list[Timeline] = []
     refused: dict[str, str] = {}
-    for name in chosen:
+    for name in _shown(chosen):
         try:
             runs.append(request.run(name))
         except (ScheduleError, DeadlockError) as error:
@@ -78,3 +79,13 @@ def _first_names() -> list[str]:
     for name, generator in registry.available().items():
         seen.setdefault(generator, name)
     return list(seen.values())
+
+
+def _shown(names: list[str]) -> Iterable[str]:
+    """The names, with progress on a terminal where there are many."""
+    if len(names) < 4 or not sys.stderr.isatty():
+        return names
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(names, "simulating", console=Console(stderr=True), transient=True)

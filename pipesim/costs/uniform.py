@@ -108,7 +108,9 @@ class UniformCosts:
         if isinstance(self.recompute_policy, str) and self.recompute_policy not in ("never", "always", "except_last"):
             raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r}")
         if not isinstance(self.recompute_policy, str) and np.asarray(self.recompute_policy).dtype != bool:
-            raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r:.80}")
+            raise ScheduleError(
+                f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r:.80}"
+            )
         whole = np.asarray(self.activation)
         for field in ("activation_freed_by_input_grad", "stage_input"):
             part = np.asarray(getattr(self, field))

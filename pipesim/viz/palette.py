@@ -13,7 +13,7 @@ __all__ = ["IDLE", "KIND_COLORS", "KIND_LABELS", "MEMORY_COLORS", "SHADES", "col
 
 SHADES = 4  # more stages on a device than that begin again with the first shade
 
-_COMMUNICATION = "#8c8c8c"
+_COMMUNICATION = "#666666"
 
 KIND_COLORS: dict[Kind, str] = dict.fromkeys(Kind, _COMMUNICATION) | {
     Kind.F: "#0072b2",

@@ -246,42 +246,67 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
 
 
 def bins(bars: Scene, count: int) -> NDArray[np.int8]:
-    """What fills most of each of *count* equal spans of time, for pictures with more bars than pixels.
+    """What to show in each of *count* equal spans of time, for pictures with more bars than pixels.
+
+    Where several kinds, or a kind and idle time, share a span, they take turns from span to span, each as often as it
+    lasts. An op shorter than a span is there all the same where nothing else is near.
 
     Returns:
         (2 · devices, count): two half bands per device, upper first. A value v >= 0 means kind ``v // SHADES`` in shade
-        ``v % SHADES``, -1 means that nothing runs at all in the span: even the shortest op is seen where it is alone.
+        ``v % SHADES``; -1 means idle.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
         >>> bins(scene(simulate(generate("gpipe", 2, 1), UniformCosts(forward=1, backward=2))), 6)[::2].tolist()
         [[0, -1, -1, -1, 4, 4], [-1, 0, 4, 4, -1, -1]]
     """
-    height = 2 * bars.num_devices
-    best = np.zeros(height * count)
-    result = np.full(height * count, -1, np.int8)
+    rows = 2 * bars.num_devices
     left, right = (column * (count / bars.span if bars.span else 0.0) for column in (bars.start, bars.end))
     first = np.minimum(left.astype(np.int64), count - 1)
     # the last span that a bar reaches; a bar that ends on a border does not reach beyond it
-    last = np.clip(np.ceil(right).astype(np.int64) - 1, first, count - 1)
-    upper, lower = bars.top < bars.device + 0.5, bars.bottom > bars.device + 0.5
+    last = np.clip(np.ceil(right - 1e-9).astype(np.int64) - 1, first, count - 1)
+    halves = (bars.top < bars.device + 0.5, bars.bottom > bars.device + 0.5)
     code = _codes(bars)
-    for value in np.unique(code).tolist():
-        cover = np.zeros(height * count)
-        for half, inside in enumerate((upper, lower)):
+    codes = np.unique(code)
+    # (codes and idle, rows, spans) the part of each span
+    cover = np.zeros((len(codes) + 1, rows * count))
+    for part, value in zip(cover, codes.tolist(), strict=False):
+        for half, inside in enumerate(halves):
             own = np.flatnonzero(inside & (code == value))
             row = (2 * bars.device[own] + half) * count
             a, b = row + first[own], row + last[own]
-            one = a == b
-            # whole spans between the two ends, then the parts at the ends; a bar of no length counts a trace
-            change = np.bincount(a + 1, minlength=height * count + 2) - np.bincount(np.maximum(b, a + 1), minlength=height * count + 2)
-            cover += np.cumsum(change)[: height * count]
-            begin = np.where(one, right[own] - left[own], first[own] + 1 - left[own])
-            cover += np.bincount(a, weights=np.maximum(begin, 1e-9), minlength=height * count)
-            cover += np.bincount(b[~one], weights=(right[own] - last[own])[~one], minlength=height * count)
-        wins = cover > best
-        result[wins], best[wins] = value, cover[wins]
-    return result.reshape(height, count)
+            # whole spans between the two ends of a bar, then the parts at its ends
+            change = np.bincount(a + 1, minlength=part.size + 2) - np.bincount(np.maximum(b, a + 1), minlength=part.size + 2)
+            part += np.cumsum(change)[: part.size]
+            part += np.bincount(a, weights=np.minimum(right[own], first[own] + 1) - left[own], minlength=part.size)
+            apart = a < b
+            part += np.bincount(b[apart], weights=(right[own] - last[own])[apart], minlength=part.size)
+    cover[cover < 1e-9] = 0
+    cover[-1] = np.maximum(1 - cover.sum(axis=0), 1e-9)
+    result = np.append(codes, -1)[_turns(cover.reshape(-1, rows, count))].astype(np.int8)
+
+    shown = np.pad(result >= 0, ((0, 0), (1, 1)))
+    near = shown[:, :-2] | shown[:, 1:-1] | shown[:, 2:]
+    for half, inside in enumerate(halves):
+        short = np.flatnonzero(inside & (right - left < 1))
+        row = 2 * bars.device[short] + half
+        unseen = ~near[row, first[short]] & ~near[row, last[short]]
+        result[row[unseen], first[short[unseen]]] = code[short[unseen]]
+    return result
+
+
+def _turns(cover: Floats) -> Ints:
+    """(rows, spans) which of those that share a span has the turn: the one that has been shown least for what it lasts."""
+    owed = np.zeros(cover.shape[:2])
+    rows = np.arange(cover.shape[1])
+    result = np.empty(cover.shape[1:], np.int64)
+    for span in range(cover.shape[2]):
+        part = cover[:, :, span]
+        owed = np.where(part > 0, owed + part, 0.0)
+        turn = np.where(part > 0, owed, -np.inf).argmax(axis=0)
+        owed[turn, rows] -= 1
+        result[:, span] = turn
+    return result
 
 
 def time_axis(span: float, unit: str) -> tuple[float, str]:

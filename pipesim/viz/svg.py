@@ -55,7 +55,7 @@ def schedule_svg(schedule: Schedule) -> str:
     """
     counts = f"{schedule.num_devices} devices, {schedule.num_stages} stages, {schedule.num_microbatches} microbatches, weights {schedule.weights}"
     if len(schedule) > _SINGLE:  # a repr must be quick
-        return _picture(grid(schedule), schedule.name, f"{counts} · order of the ops, not in time", axis="position on the device")
+        return _picture(grid(schedule), schedule.name, f"{counts} · order of the ops, not in time", timed=False)
     # Upward and lazy: only this repr of a schedule runs anything.
     from pipesim.costs import UniformCosts
     from pipesim.engine import simulate
@@ -65,11 +65,11 @@ def schedule_svg(schedule: Schedule) -> str:
     except (ScheduleError, DeadlockError) as error:
         reason = str(error).split("\n")[0]
         reason = reason if len(reason) <= 100 else reason[:97] + "..."
-        return _picture(grid(schedule), schedule.name, f"{counts} · order only: {reason}", axis="position on the device")
+        return _picture(grid(schedule), schedule.name, f"{counts} · order only: {reason}", timed=False)
     return _picture(scene(run), schedule.name, f"{counts} · drawn with F = I = W = 1 and B = 2")
 
 
-def _picture(bars: Scene, name: str, subtitle: str, axis: str | None = None) -> str:
+def _picture(bars: Scene, name: str, subtitle: str, timed: bool = True) -> str:
     row = min(28.0, max(6.0, 640 / max(1, bars.num_devices)))
     factor, unit = time_axis(bars.span, bars.unit)
     top = 66
@@ -78,9 +78,8 @@ def _picture(bars: Scene, name: str, subtitle: str, axis: str | None = None) -> 
     width = _LEFT + _WIDTH + _RIGHT
     scale = _WIDTH / bars.span if bars.span else 0.0
     title = printable(name)
-    # The whole text is in the tooltip; what is shown must fit.
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'style="max-width:100%;height:auto" font-family="Helvetica,Arial,sans-serif" font-size="{_FONT}" fill="#222222">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -88,7 +87,13 @@ def _picture(bars: Scene, name: str, subtitle: str, axis: str | None = None) -> 
         f'<text x="8" y="35">{escape(_cut(printable(subtitle), 150))}</text>',
         *_legend(bars),
         *_rows(bars, top, row),
-        *_axis(bars, top, bottom, scale, factor, f"time ({unit})" if ordered else "position on the device"),
+        *_axis(
+            ticks(bars.span * factor, 12 if timed else min(12, int(bars.span))),
+            top,
+            bottom,
+            scale / factor,
+            f"time ({unit})" if timed else "position on the device",
+        ),
         *(_single(bars, top, row, scale) if len(bars) <= _SINGLE else _binned(bars, top, row)),
     ]
     if len(bars) <= _LABELLED:
@@ -129,9 +134,9 @@ def _rows(bars: Scene, top: float, row: float) -> Iterator[str]:
             yield f'<text x="{_LEFT - 6}" y="{top + row * (device + 0.5) + 4:.2f}" text-anchor="end">device {device}</text>'
 
 
-def _axis(bars: Scene, top: float, bottom: float, scale: float, factor: float, label: str) -> Iterator[str]:
-    for value in ticks(bars.span * factor, 12):
-        x = _LEFT + value / factor * scale
+def _axis(values: list[float], top: float, bottom: float, scale: float, label: str) -> Iterator[str]:
+    for value in values:
+        x = _LEFT + value * scale
         yield f'<line x1="{x:.2f}" y1="{top}" x2="{x:.2f}" y2="{bottom + 4:.2f}" stroke="#bbbbbb" stroke-width="0.6"/>'
         yield f'<text x="{x:.2f}" y="{bottom + 16:.2f}" text-anchor="middle">{value:g}</text>'
     yield f'<text x="{_LEFT + _WIDTH / 2}" y="{bottom + 33:.2f}" text-anchor="middle">{label}</text>'

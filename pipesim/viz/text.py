@@ -156,10 +156,11 @@ def headline(timeline: Timeline) -> str:
         'makespan 33 slots · bubble_fraction 0.2727 · peak_activations 4, 3, 2, 1'
     """
     unit = timeline.unit
-    names = ["makespan", "bubble_fraction", "peak_activations"]
-    if unit == "s" and any(timeline.peak_memory):
-        names.append("peak_memory")
-    return " · ".join(f"{name} {_value(name, getattr(timeline, name), unit)}" for name in names)
+    text = " · ".join(f"{name} {_value(name, getattr(timeline, name), unit)}" for name in ("makespan", "bubble_fraction", "peak_activations"))
+    peaks = timeline.peak_memory if unit == "s" else []
+    if not any(peaks):
+        return text
+    return f"{text} · peak_memory {format_bytes(max(peaks), unit)} on device {int(np.argmax(peaks))}"
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -173,8 +173,6 @@ class _Writer:
     Attributes:
         begin: (steps, slots) start of every slot in ticks.
         finish: (steps, slots) its end.
-        departed: (steps, messages) when the link took each message.
-        arrived: (steps, messages)
         flows: (steps, messages) whether producer and consumer have slices that an arrow can be bound to.
     """
 
@@ -182,7 +180,6 @@ class _Writer:
         self.timeline, self.schedule, self.messages = timeline, timeline.schedule, timeline.messages
         self.clock = _Clock(timeline)
         self.begin, self.finish = self.clock.ticks(timeline.start), self.clock.ticks(timeline.end)
-        self.departed, self.arrived = self.clock.ticks(timeline.departed), self.clock.ticks(timeline.arrived)
         visible = self.finish > self.begin
         self.left_out = int(np.count_nonzero(~visible))
         self.flows = visible[:, self.messages.source_slot] & visible[:, self.messages.target_slot]
@@ -265,45 +262,68 @@ class _Writer:
         return f'"id":{step * len(self.messages) + message},"cat":"message","name":"message"'
 
     def _links(self, device: int) -> Iterator[str]:
-        """Messages from departure to arrival, at their sender and at their receiver."""
+        """Messages from departure to arrival, at their sender and at their receiver, then activations that are moved away and back."""
         found, schedule, tid = self.messages, self.schedule, 1
+        departed, arrived = self.clock.ticks(self.timeline.departed), self.clock.ticks(self.timeline.arrived)
+        queued = np.rint((self.timeline.departed - self.timeline.sent) * self.clock.ticks_per_unit)
         peers = (found.target_device, found.source_device)
         for name, kind, gradient, receiving in _LANES:
             own = np.flatnonzero((found.gradient == gradient) & (peers[1 - receiving] == device))
-            departed, arrived = self.departed[:, own].ravel(), self.arrived[:, own].ravel()
-            # by step, and within it by message
-            order = np.flatnonzero(arrived > departed)
-            lanes = _spread(departed[order], arrived[order])
-            message = own[order % max(1, len(own))]
-            row = (found.target if receiving else found.source)[message]
-            step = order // max(1, len(own))
-            number = int(lanes.max(initial=-1)) + 1
-            for lane in range(number):
-                yield from _thread(device, tid + lane, name if lane == 0 else f"{name} {lane + 1}")
-            queued = self.clock.texts(np.rint((self.timeline.departed - self.timeline.sent)[step, message] * self.clock.ticks_per_unit))
-            columns = (
-                message.tolist(),
-                step.tolist(),
-                (lanes + tid).tolist(),
-                *self.clock.interval(departed[order], arrived[order]),
-                schedule.stage[row].tolist(),
-                schedule.microbatch[row].tolist(),
-                peers[receiving][message].tolist(),
-                self.timeline.footprint.message[message].tolist(),
-                queued,
-            )
-            peer_name = "from_device" if receiving else "to_device"
-            for index, at, thread, ts, dur, stage, microbatch, peer, size, wait in zip(*columns, strict=True):
-                args = f'"{peer_name}":{peer}'
-                if size and math.isfinite(size):
-                    args += f',"{self.size_unit}":{_text(size)}'
-                if wait != "0":
-                    args += f',"queued_us":{wait}'
-                place = f'"pid":{device},"tid":{thread},"ts":{ts}'
-                yield f'{{"ph":"X",{place},"dur":{dur},"name":"{stage}{kind}{microbatch}","cat":"message","args":{{{args}{self._ending(at)}'
-                if receiving and self.flows[at, index]:
-                    yield f'{{"ph":"t",{self._arrow(at, index)},{place}}}'
-            tid += number
+            row = (found.target if receiving else found.source)[own]
+            columns = (schedule.stage[row], schedule.microbatch[row], peers[receiving][own], self.timeline.footprint.message[own])
+            direction = "from" if receiving else "to"
+            texts = [
+                f'"name":"{stage}{kind}{microbatch}","cat":"message","args":{{"{direction}_device":{peer}{self._size(size)}'
+                for stage, microbatch, peer, size in zip(*(column.tolist() for column in columns), strict=True)
+            ]
+            arrows = own if receiving else None
+            tid = yield from self._lane(device, tid, name, texts, departed[:, own], arrived[:, own], queued[:, own], arrows)
+        moves = self.timeline.moves
+        begin, finish = self.clock.ticks(self.timeline.offload_start), self.clock.ticks(self.timeline.offload_end)
+        for name, out in (("offload", True), ("reload", False)) if len(moves) else ():
+            own = np.flatnonzero((moves.out == out) & (moves.device == device))
+            stages, microbatches = moves.stage[own], moves.microbatch[own]
+            table = (stages, microbatches, moves.partner[own], self.timeline.footprint.kept[stages, microbatches])
+            direction = "to" if out else "from"
+            texts = [
+                f'"name":"{stage}{name.upper()}{microbatch}","cat":"{name}","args":{{"{direction}":"{_holder(partner)}"{self._size(size)}'
+                for stage, microbatch, partner, size in zip(*(column.tolist() for column in table), strict=True)
+            ]
+            tid = yield from self._lane(device, tid, name, texts, begin[:, own], finish[:, own], np.zeros((self.timeline.steps, len(own))), None)
+
+    def _lane(
+        self, device: int, tid: int, name: str, texts: list[str], begin: Floats, finish: Floats, queued: Floats, arrows: NDArray[np.int64] | None
+    ) -> Generator[str, None, int]:
+        """Slices of one kind on as many threads as they need; returns the first tid that is free after them.
+
+        Args:
+            device: The pid.
+            tid: The first thread.
+            name: Of the lane.
+            texts: Name, category and args of each slice, the same in every step.
+            begin: (steps, slices) ticks.
+            finish: (steps, slices) ticks.
+            queued: (steps, slices) ticks between what it waits for and *begin*.
+            arrows: (slices,) the message whose arrow passes through each slice.
+        """
+        step, index = np.nonzero(finish > begin)
+        begin, finish = begin[step, index], finish[step, index]
+        lanes = _spread(begin, finish)
+        number = int(lanes.max(initial=-1)) + 1
+        for lane in range(number):
+            yield from _thread(device, tid + lane, name if lane == 0 else f"{name} {lane + 1}")
+        columns = (step.tolist(), index.tolist(), (lanes + tid).tolist(), *self.clock.interval(begin, finish), self.clock.texts(queued[step, index]))
+        for at, which, thread, ts, dur, wait in zip(*columns, strict=True):
+            place = f'"pid":{device},"tid":{thread},"ts":{ts}'
+            waited = "" if wait == "0" else f',"queued_us":{wait}'
+            yield f'{{"ph":"X",{place},"dur":{dur},{texts[which]}{waited}{self._ending(at)}'
+            if arrows is not None and self.flows[at, arrows[which]]:
+                yield f'{{"ph":"t",{self._arrow(at, int(arrows[which]))},{place}}}'
+        return tid + number
+
+    def _size(self, size: float) -> str:
+        """The field of the args that says a size; nothing where there is none, or none that JSON could say."""
+        return f',"{self.size_unit}":{_text(size)}' if size and math.isfinite(size) else ""
 
     @property
     def size_unit(self) -> str:
@@ -324,6 +344,11 @@ class _Writer:
         series = [[_text(value) for value in values] for values in levels[:, new].tolist()]
         for ts, *values in zip(self.clock.texts(ticks[new]), *series, strict=True):
             yield f'{{"ph":"C","pid":{device},"tid":0,"ts":{ts},"name":"memory ({self.size_unit})","args":{{{form % tuple(values)}}}}}'
+
+
+def _holder(device: int) -> str:
+    """Where an activation is moved to."""
+    return "host" if device < 0 else f"device {device}"
 
 
 def _thread(device: int, tid: int, name: str) -> Iterator[str]:

@@ -1,0 +1,393 @@
+"""Interactive timelines with Plotly: a figure for notebooks, and HTML pages that need nothing else. The only file that imports Plotly.
+
+Browsers draw one element per bar, which is slow from some thousands on, so there are three ways to draw the same scene:
+
+* up to :data:`BARS` bars: bars, one trace per kind;
+* up to :data:`PATHS`: one path per kind, and under the pointer an invisible heatmap that knows which op is where;
+* above: only a heatmap, of what fills most of each short span of time, and a note that says so.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from pipesim.errors import ScheduleError
+from pipesim.files import write_atomically
+from pipesim.memory import MemoryCurve
+from pipesim.timeline import Timeline
+from pipesim.units import format_time
+from pipesim.viz import palette
+from pipesim.viz.scene import Group, Scene, bins, printable, scene, size_axis, time_axis, waits
+from pipesim.viz.text import headline
+
+__all__ = ["BARS", "CONFIG", "PATHS", "TEXTS", "figure", "write_html"]
+
+Floats = NDArray[np.float64]
+
+TEXTS = 2_000  # bars, above which their texts are left out
+BARS = 5_000  # bars, above which paths are drawn instead
+PATHS = 500_000  # bars, above which only a heatmap is drawn
+_COLUMNS = 2_800  # of a heatmap: about the pixels of a screen
+_CELLS = 120_000  # of a heatmap, at most
+_FEW = 250  # bars of one look on a device, of which the outlines do not cover each other
+_MEMORY_POINTS = 60_000  # of all memory curves together
+_LEGEND_DEVICES = 12  # memory curves named in the legend
+
+# No button that uploads the user's data to a cloud, which Plotly 7 shows by default.
+CONFIG: dict[str, Any] = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+
+# Grey on no background reads on white pages and on dark ones.
+_INK, _GRID, _IDLE = "#777777", "rgba(128,128,128,0.25)", "rgba(128,128,128,0.12)"
+
+
+def figure(timeline: Timeline, *, title: str | None = None, memory: bool = True) -> go.Figure:
+    """Returns the Gantt chart of a run, device 0 on top, with the memory curves below on the same axis of time.
+
+    Args:
+        timeline: The run.
+        title: What stands above it; by default the schedule, its size and its figures.
+        memory: Whether to show the memory curves (where anything is held at all).
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> shown = figure(simulate(generate("1f1b", devices=4, microbatches=8), UniformCosts(forward=1, backward=2)))
+        >>> [trace.name for trace in shown.data][:3], shown.layout.xaxis.title.text
+        (['F forward', 'B backward', 'device 0'], 'time (slots)')
+    """
+    bars = scene(timeline)
+    scale, unit = time_axis(bars.span, bars.unit)
+    result = go.Figure()
+    if len(bars) <= BARS:
+        _add_bars(result, timeline, bars, scale)
+    else:
+        _add_heatmap(result, timeline, bars, scale)
+    curves = _memory_curves(timeline) if memory else []
+    _lay_out(result, bars, scale, unit, _title(timeline) if title is None else title, with_memory=bool(curves))
+    if curves:
+        _add_memory(result, timeline, curves, scale, unit)
+    return result
+
+
+def write_html(timelines: Timeline | Sequence[Timeline], path: str | os.PathLike[str], *, inline: bool = True, memory: bool = True) -> None:
+    """Writes one page with the charts of one or several runs.
+
+    Args:
+        timelines: A run, or several, one below the other.
+        path: Where to.
+        inline: Whether plotly.js (4.8 MB) is part of the page, once. Without it the page is small and needs the network.
+        memory: Whether to show the memory curves.
+
+    Raises:
+        ScheduleError: There is no run to show.
+        OSError: The file cannot be written. Nothing half-written is left.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> run = simulate(generate("gpipe", devices=1, microbatches=1), UniformCosts())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_html(run, pathlib.Path(folder, "run.html"), inline=False)
+        ...     pathlib.Path(folder, "run.html").stat().st_size < 10_000
+        True
+    """
+    runs = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    if not runs:
+        raise ScheduleError("there is no run to write; give one Timeline or several")
+    library: bool | str = True if inline else "cdn"
+    parts = []
+    for number, run in enumerate(runs):
+        shown = figure(run, memory=memory)
+        # a fixed id: the same run is the same file
+        parts.append(shown.to_html(CONFIG, include_plotlyjs=library, full_html=False, validate=False, div_id=f"timeline-{number}"))
+        library = False
+    name = html.escape(printable(", ".join(dict.fromkeys(run.schedule.name for run in runs))))
+    write_atomically(path, _PAGE.format(title=name, body="\n".join(parts)))
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ margin: 0.5rem; background: #ffffff; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; }} }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def _title(timeline: Timeline) -> str:
+    """Plotly reads a few tags, so what a user named is escaped."""
+    schedule = timeline.schedule
+    counts = ((schedule.num_devices, "device"), (schedule.num_microbatches, "microbatch"), (timeline.steps, "step"))
+    size = [f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}" for count, what in counts]
+    name = html.escape(printable(schedule.name), quote=False)
+    return f"<b>{name}</b>, {', '.join(size if timeline.steps > 1 else size[:2])} · {headline(timeline)}"
+
+
+# -- ops ---------------------------------------------------------------------------------------------------------------
+
+
+def _group_name(group: Group, bars: Scene) -> str:
+    name = palette.KIND_LABELS[group.kind]
+    if bars.num_chunks == 1:
+        return name
+    return f"{name}, chunk {group.shade}" + (f", {group.shade + palette.SHADES}, …" if bars.num_chunks > palette.SHADES else "")
+
+
+def _add_bars(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) -> None:
+    why = waits(timeline)
+    height = bars.bottom - bars.top
+    for group in bars.groups:
+        own = group.bars
+        heights = height[own]
+        target.add_bar(
+            orientation="h",
+            base=bars.start[own] * scale,
+            x=(bars.end[own] - bars.start[own]) * scale,
+            y=(bars.top[own] + bars.bottom[own]) / 2,
+            width=float(heights[0]) if (heights == heights[0]).all() else heights,
+            name=_group_name(group, bars),
+            marker={"color": group.color, "line": {"color": palette.edge_color(group.color), "width": 0.5}},
+            hovertext=[_hover(timeline, bars, bar, why(int(bars.slot[bar]), int(bars.step[bar]))) for bar in own.tolist()],
+            hoverinfo="text",
+            text=[bars.label(bar) for bar in own.tolist()] if len(bars) <= TEXTS else None,
+            textposition="inside" if len(bars) <= TEXTS else "none",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": palette.text_color(group.color)},
+        )
+
+
+def _hover(timeline: Timeline, bars: Scene, bar: int, wait: str) -> str:
+    start, end = (float(column[bar]) for column in (bars.start, bars.end))
+    times = (f"{what} {format_time(value, bars.unit)}" for what, value in (("start", start), ("end", end), ("duration", end - start)))
+    return f"<b>{_what(timeline, bars, bar)}</b>, device {bars.device[bar]}<br>{', '.join(times)}<br>{wait}"
+
+
+def _what(timeline: Timeline, bars: Scene, bar: int) -> str:
+    """The op, the pair that it is half of, and the step where there are several."""
+    text = str(bars.op(bar))
+    if bars.bottom[bar] - bars.top[bar] < 0.5:
+        text += f" of {timeline.schedule.slot(int(bars.slot[bar]))}"
+    return f"{text}, step {bars.step[bar]}" if timeline.steps > 1 else text
+
+
+def _add_heatmap(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) -> None:
+    """What many bars are: paths under an invisible heatmap, or a visible one."""
+    halves = 2 if (bars.bottom - bars.top < 0.5).any() else 1
+    rows = bars.num_devices * halves
+    columns = max(1, min(_COLUMNS, _CELLS // rows))
+    bar = _bar_in_cell(bars, halves, columns)
+    there = bar >= 0
+    data = np.zeros((rows, columns, 3), np.float32)
+    data[there] = np.stack([bars.start, bars.end, bars.end - bars.start], axis=1)[bar[there]] * scale
+    z, drawn = np.where(there, np.float32(0), np.float32(np.nan)), {"opacity": 0}
+    if len(bars) > PATHS:
+        z, drawn = _binned(target, bars, halves, columns)
+    else:
+        shapes = [_path(group, bars, scale) | {"legendrank": rank} for rank, group in enumerate(bars.groups, 1)]
+        # Where bars are thinner than a pixel, what is drawn later covers what is below: the kind that takes least time comes last.
+        time = [float((bars.end - bars.start)[group.bars].sum()) for group in bars.groups]
+        target.update_layout(shapes=[shapes[number] for number in np.argsort(time)[::-1]])
+    unit = time_axis(bars.span, bars.unit)[1]
+    width = bars.span * scale / columns
+    target.add_heatmap(
+        z=z,
+        x0=width / 2,
+        dx=width,
+        y0=0.5 / halves,
+        dy=1 / halves,
+        text=_texts(timeline, bars, bar),
+        customdata=data,
+        hovertemplate=f"<b>%{{text}}</b><br>start %{{customdata[0]:.6~g}}, end %{{customdata[1]:.6~g}}, duration %{{customdata[2]:.6~g}} {unit}<extra></extra>",
+        hoverongaps=False,
+        showscale=False,
+        **drawn,
+    )
+
+
+def _path(group: Group, bars: Scene, scale: float) -> dict[str, Any]:
+    """All bars of a group as one shape: a browser draws it at once, and the legend switches it."""
+    own = group.bars
+    columns = (bars.start[own] * scale, bars.end[own] * scale, bars.top[own], bars.bottom[own])
+    edges = zip(*(column.tolist() for column in columns), strict=True)
+    pieces = [f"M{left:.8g},{top:.8g}H{right:.8g}V{bottom:.8g}H{left:.8g}Z" for left, right, top, bottom in edges]
+    # The outline keeps visible what is thinner than a pixel. Where there are many it must let the neighbours through.
+    faint = "" if len(own) < _FEW * bars.num_devices else "59"
+    return {
+        "type": "path",
+        "path": "".join(pieces),
+        "fillcolor": group.color,
+        "line": {"color": palette.edge_color(group.color) + faint, "width": 0.5},
+        "name": _group_name(group, bars),
+        "showlegend": True,
+        "layer": "below",
+    }
+
+
+def _bar_in_cell(bars: Scene, halves: int, columns: int) -> NDArray[np.int64]:
+    """(rows, columns) the bar at the middle of each cell, else one that starts in it, else -1."""
+    result = np.full(bars.num_devices * halves * columns, -1)
+    per_column = columns / bars.span if bars.span else 0.0
+    left, right = bars.start * per_column, bars.end * per_column
+    # middles of cells are k + 0.5; those in [left, right) belong to the bar
+    first, last = np.ceil(left - 0.5).astype(np.int64), np.ceil(right - 0.5).astype(np.int64)
+    count = np.clip(last, 0, columns) - first
+    for half in range(halves):
+        middle = bars.device + (half + 0.5) / halves
+        own = np.flatnonzero((bars.top < middle) & (middle < bars.bottom))
+        row = (bars.device[own] * halves + half) * columns
+        result[row + np.minimum(left[own].astype(np.int64), columns - 1)] = own
+        # cells row + first, row + first + 1, … of every bar
+        offset = np.arange(count[own].sum()) - np.repeat(np.cumsum(count[own]) - count[own], count[own])
+        result[np.repeat(row + first[own], count[own]) + offset] = np.repeat(own, count[own])
+    return result.reshape(-1, columns)
+
+
+def _texts(timeline: Timeline, bars: Scene, bar: NDArray[np.int64]) -> NDArray[np.object_]:
+    """(rows, columns) the op of each cell and, where it waited, for what. Short and without tags, for they make most of the page."""
+    why = waits(timeline)
+    shown, cell = np.unique(bar, return_inverse=True)
+    follows = np.append(False, (bars.device[1:] == bars.device[:-1]) & (bars.start[1:] <= bars.end[:-1]))
+    texts = np.full(len(shown), "", dtype=object)
+    for number, index in enumerate(shown.tolist()):
+        if index >= 0:
+            texts[number] = f"{_what(timeline, bars, index)}, device {bars.device[index]}"
+            if not follows[index]:
+                texts[number] += ", " + why(int(bars.slot[index]), int(bars.step[index])).partition(" (sent")[0]
+    return texts[cell.reshape(bar.shape)]
+
+
+def _binned(target: go.Figure, bars: Scene, halves: int, columns: int) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    """What fills most of each cell, as colours."""
+    codes = bins(bars, columns)[:: 3 - halves].astype(np.float32)
+    groups = list(bars.groups)
+    present = [int(group.kind) * palette.SHADES + group.shade for group in groups]
+    z = np.full(codes.shape, np.nan, np.float32)
+    for number, code in enumerate(present):
+        z[codes == code] = number
+    steps = len(groups)
+    colors = [(edge / steps, group.color) for number, group in enumerate(groups) for edge in (number, number + 1)]
+    for group in groups:
+        target.add_scatter(
+            x=[None], y=[None], mode="markers", marker={"symbol": "square", "size": 12, "color": group.color}, name=_group_name(group, bars)
+        )
+    note = f"{len(bars):,} ops: each of {columns:,} columns shows what fills most of it. Single ops: export a trace and open it in ui.perfetto.dev."
+    target.add_annotation(text=note, xref="paper", yref="paper", x=0, y=1, xanchor="left", yanchor="bottom", showarrow=False)
+    return z, {"colorscale": colors, "zmin": -0.5, "zmax": steps - 0.5, "ygap": 2}
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _memory_curves(timeline: Timeline) -> list[MemoryCurve]:
+    """One curve per device with no more points than a picture can show; nothing where nothing is ever held."""
+    devices = timeline.schedule.num_devices
+    curves = [_thinned(timeline.memory(device), _MEMORY_POINTS // devices) for device in range(devices)]
+    return curves if any(curve.peak for curve in curves) else []
+
+
+def _thinned(curve: MemoryCurve, points: int) -> MemoryCurve:
+    """The points where something changes; where these are too many, the highest and the last of each short span of time."""
+    levels = np.stack(list(curve.categories.values()))
+    # the last of the changes at one moment, whose times may differ by the dust of float sums
+    last = np.append(np.diff(curve.times) > 1e-9 * (curve.times[-1] - curve.times[0]), True)
+    keep = np.flatnonzero(last)
+    keep = keep[np.append(True, (levels[:, keep[1:]] != levels[:, keep[:-1]]).any(axis=0))]
+    if len(keep) > points:
+        times, total = curve.times[keep], curve.total[keep]
+        span = np.floor((times - times[0]) / (times[-1] - times[0]) * max(1, points // 2)).astype(np.int64)
+        ends = np.append(np.flatnonzero(np.diff(span)), len(span) - 1)
+        highest = np.lexsort((total, span))[ends]
+        keep = keep[np.union1d(highest, ends)]
+    return MemoryCurve(curve.device, curve.times[keep], {name: values[keep] for name, values in curve.categories.items()}, curve.unit)
+
+
+def _add_memory(target: go.Figure, timeline: Timeline, curves: Sequence[MemoryCurve], scale: float, unit: str) -> None:
+    peak = max(curve.peak for curve in curves)
+    factor, size = size_axis(peak, timeline.unit)
+    held = [name for name in curves[0].categories if any(curve.categories[name].any() for curve in curves)]
+    lines = "".join(f"<br>%{{customdata[{number}]:.4~g}} {name}" for number, name in enumerate(held))
+    named = set(np.linspace(0, len(curves) - 1, min(len(curves), _LEGEND_DEVICES)).round().astype(int).tolist())
+    for curve in curves:
+        times = np.append(curve.times - timeline.first_start, timeline.makespan)
+        total, parts = curve.total * factor, np.stack([curve.categories[name] for name in held], axis=1) * factor
+        # from blue, device 0, to red
+        hue = 220 - 220 * curve.device / max(1, len(curves) - 1)
+        target.add_scatter(
+            x=times * scale,
+            y=np.append(total, total[-1]),
+            customdata=np.concatenate([parts, parts[-1:]]).astype(np.float32),
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": f"hsl({hue:.0f},70%,42%)"},
+            name=f"device {curve.device}",
+            showlegend=curve.device in named,
+            legend="legend2",
+            yaxis="y2",
+            hovertemplate=f"<b>device {curve.device}</b> at %{{x:.6~g}} {unit}: %{{y:.4~g}} {size}{lines}<extra></extra>",
+        )
+    target.layout.yaxis2.update(title=f"memory ({size})", range=[0, peak * factor * 1.05])
+
+
+# -- layout ------------------------------------------------------------------------------------------------------------
+
+
+def _lay_out(target: go.Figure, bars: Scene, scale: float, unit: str, title: str, with_memory: bool) -> None:
+    devices = bars.num_devices
+    chart = devices * min(44.0, max(14.0, 480 / devices))
+    gap, memory = (40, 180) if with_memory else (0, 0)
+    inner = chart + gap + memory
+    bottom = 1 - chart / inner
+    every = -(-devices // 64)  # at most 64 names
+    shown = np.arange(0, devices, every)
+    line = {"gridcolor": _GRID, "linecolor": _GRID, "zeroline": False, "ticks": ""}
+    target.update_layout(
+        template="none",
+        title={"text": title, "x": 0.01, "xanchor": "left", "font": {"size": 15}},
+        font={"color": _INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor=_IDLE,
+        height=inner + 110,
+        margin={"l": 80, "r": 20, "t": 60, "b": 50},
+        barmode="overlay",
+        hovermode="closest",
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": _GRID, "activecolor": _INK},
+        uniformtext={"minsize": 8, "mode": "hide"},
+        legend={"y": 1, "yanchor": "top"},
+        xaxis={
+            "type": "linear",
+            "title": f"time ({unit})",
+            "range": [0, bars.span * scale or 1],
+            "anchor": "y2" if with_memory else "y",
+            **line,
+        },
+        yaxis={
+            "domain": [bottom, 1],
+            "range": [devices, 0],
+            "tickvals": shown + 0.5,
+            "ticktext": [f"device {device}" for device in shown],
+            "showgrid": False,
+            "fixedrange": True,
+            **line,
+        },
+    )
+    if with_memory:
+        share = memory / inner
+        target.update_layout(
+            yaxis2={"domain": [0, share], "anchor": "x", "fixedrange": True, **line},
+            legend2={"y": share, "yanchor": "top"},
+        )

@@ -1,0 +1,302 @@
+"""Pictures for papers, with matplotlib: the only file that imports it.
+
+Nothing here touches pyplot: figures are made directly, so nothing pops up, and no state is left behind. One collection per
+kind and shade, never one artist per op.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from pipesim.errors import ScheduleError
+from pipesim.files import write_atomically
+from pipesim.memory import CATEGORIES
+from pipesim.op import Kind
+from pipesim.units import format_bytes
+from pipesim.viz import palette
+from pipesim.viz.scene import MARGIN, Scene, bins, printable, scene, size_axis, time_axis
+from pipesim.viz.text import headline
+
+if TYPE_CHECKING:
+    from pipesim.timeline import Timeline
+
+__all__ = ["figure", "gantt", "memory", "save"]
+
+Floats = NDArray[np.float64]
+
+# Bars that get a label where it fits; bars from which on SVG and PDF hold an image of them; bars that are drawn one by one.
+_LABELLED, _VECTOR, _SINGLE = 2_000, 10_000, 500_000
+
+_FORMATS = ("png", "svg", "pdf")
+_DPI = 150
+_WIDTH = 11.0  # inches
+_BAND = 0.1  # how much of the text's colour idle bands have
+_FONT = 7.0  # points, of the labels in bars
+
+
+def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True) -> Axes:
+    """Draws a Gantt chart, device 0 on top, time counted from the first start.
+
+    Args:
+        timeline: The run.
+        ax: Where to draw; None makes a figure of its own, ``gantt(...).figure``. It may be changed afterwards.
+        labels: Whether bars carry the number of their microbatch, where it fits.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> axes = gantt(simulate(generate("gpipe", 2, 2), UniformCosts(forward=1, backward=2)))
+        >>> axes.get_xlabel(), len(axes.collections)
+        ('time (slots)', 3)
+    """
+    bars = scene(timeline)
+    if ax is None:
+        ax = Figure(figsize=(_WIDTH, _height(bars.num_devices) + 1.2), layout="constrained").add_subplot()
+    factor, unit = time_axis(bars.span, bars.unit)
+    end = bars.span * factor or 1.0
+    _bands(ax, bars.num_devices, end)
+    if len(bars) > _SINGLE:
+        _image(ax, bars, end)
+    else:
+        _collections(ax, bars, factor)
+    # an image sets limits of its own
+    ax.set(xlim=(0, end), ylim=(bars.num_devices, 0), xlabel=f"time ({unit})")
+    if labels and len(bars) <= _LABELLED:
+        _labels(ax, bars, factor)
+    _devices(ax, bars.num_devices)
+    _heading(ax, f"{printable(timeline.schedule.name)}\n{headline(timeline)}")
+    shades = range(min(bars.num_chunks, palette.SHADES))
+    handles = [tuple(Patch(color=palette.color(kind, shade, bars.num_chunks)) for shade in shades) for kind in bars.kinds]
+    names = [palette.KIND_LABELS[kind] for kind in bars.kinds]
+    if len(shades) > 1:
+        handles.append((Patch(alpha=0),))
+        names.append("lighter: later stage of its device")
+    _legend(ax, handles, names)
+    return ax
+
+
+def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None) -> Axes:
+    """Draws what devices hold over time, and their capacity where it is limited.
+
+    Args:
+        timeline: The run.
+        ax: Where to draw; None makes a figure of its own.
+        device: One device, by category; None for the totals of all devices.
+
+    Raises:
+        ScheduleError: There is no such device.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> run = simulate(generate("1f1b", 4, 8), UniformCosts(forward=1, backward=2))
+        >>> memory(run).get_ylabel(), memory(run, device=0).get_title(loc="left")
+        ('memory (units)', 'device 0: peak_memory 4 units')
+    """
+    devices = range(timeline.schedule.num_devices) if device is None else [device]
+    curves = [timeline.memory(number) for number in devices]
+    if ax is None:
+        ax = Figure(figsize=(_WIDTH, 3.2), layout="constrained").add_subplot()
+    time, time_unit = time_axis(timeline.makespan, timeline.unit)
+    top = max(curve.peak for curve in curves)
+    limits = np.unique(timeline.capacity[list(devices)])
+    limits = limits[np.isfinite(limits)]
+    size, size_unit = size_axis(max([top, *limits.tolist()]), timeline.unit)
+    end = timeline.makespan * time
+
+    handles: list[Any] = []
+    if device is None:
+        dark = np.mean(to_rgba_array(mpl.rcParams["text.color"])[0, :3]) > 0.5
+        colors = mpl.colormaps["viridis"](np.linspace(*((0.3, 1.0) if dark else (0.0, 0.87)), len(curves)))
+        for curve, color in zip(curves, colors, strict=True):
+            x, y = _steps(curve.times - timeline.first_start, curve.total)
+            handles += ax.plot(np.append(x * time, end), np.append(y, y[-1]) * size, color=color, linewidth=1, label=f"device {curve.device}")
+        handles = [handles[i] for i in np.unique(np.linspace(0, len(handles) - 1, 8).astype(int))]
+    else:
+        (curve,) = curves
+        x, last = _distinct(curve.times - timeline.first_start)
+        bottom = np.zeros(len(x) + 1)
+        for category in CATEGORIES:
+            values = curve.categories[category][last]
+            if values.any():
+                above = bottom + np.append(values, values[-1]) * size
+                color = palette.MEMORY_COLORS[category]
+                handles.append(ax.fill_between(np.append(x * time, end), bottom, above, step="post", color=color, linewidth=0, label=category))
+                bottom = above
+    when = [(curve.peak_time - timeline.first_start) * time for curve in curves]
+    ax.scatter(when, [curve.peak * size for curve in curves], s=10, color=mpl.rcParams["text.color"], zorder=3)
+    for limit in limits.tolist():
+        handles.append(ax.axhline(limit * size, linestyle="--", color="#d55e00", label=f"capacity {format_bytes(limit, timeline.unit)}"))
+    ax.set(xlim=(0, end or 1.0), ylim=(0, max(top, limits.max(initial=0.0)) * size * 1.08 or 1.0))
+    ax.set(xlabel=f"time ({time_unit})", ylabel=f"memory ({size_unit})")
+    peak = format_bytes(top, timeline.unit) + (" units" if timeline.unit == "slot" else "")
+    _heading(ax, f"{'all devices' if device is None else f'device {device}'}: peak_memory {peak}")
+    _legend(ax, handles, [handle.get_label() for handle in handles])
+    return ax
+
+
+def figure(timeline: Timeline) -> Figure:
+    """Draws the Gantt chart and, on the same time axis below, what every device holds.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> drawn = figure(simulate(generate("gpipe", 2, 2), UniformCosts(forward=1, backward=2)))
+        >>> [axes.get_ylabel() for axes in drawn.axes]
+        ['', 'memory (units)']
+    """
+    height = _height(timeline.schedule.num_devices) + 1.2
+    drawn = Figure(figsize=(_WIDTH, height + 3.0), layout="constrained")
+    upper, lower = drawn.subplots(2, 1, gridspec_kw={"height_ratios": [height, 3.0]})
+    lower.sharex(upper)
+    gantt(timeline, upper)
+    memory(timeline, lower)
+    return drawn
+
+
+def save(drawn: Timeline | Figure, path: str | os.PathLike[str]) -> None:
+    """Writes a picture as PNG, SVG or PDF, by the ending of its name; the same run is the same file.
+
+    Args:
+        drawn: A run, drawn by :func:`figure`, or any figure, such as ``gantt(timeline).figure``.
+        path: Where to. Nothing half-written is left there.
+
+    Raises:
+        ScheduleError: The name ends in something else.
+        OSError: The file cannot be written.
+    """
+    form = Path(path).suffix.lower().removeprefix(".")
+    if form not in _FORMATS:
+        raise ScheduleError(f"{os.fspath(path)!r} names no format that pictures are written in; right is a name that ends in .png, .svg or .pdf")
+    if not isinstance(drawn, Figure):
+        drawn = figure(drawn)
+    buffer = io.BytesIO()
+    # Without dates and random ids files are reproducible; fonttype 42 because journals refuse Type 3 fonts.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    with mpl.rc_context({"svg.hashsalt": "pipesim", "pdf.fonttype": 42}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # a name in a script that the font lacks
+        drawn.savefig(buffer, format=form, dpi=_DPI, metadata=metadata)
+    write_atomically(path, buffer.getvalue())
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _height(num_devices: int) -> float:
+    """Inches for the rows."""
+    return float(np.clip(0.32 * num_devices, 0.8, 10.0))
+
+
+def _points(ax: Axes) -> tuple[float, float]:
+    """Width and height of the axes as they are now; the layout makes them larger rather than smaller."""
+    box, dpi = ax.get_window_extent(), ax.figure.dpi
+    return box.width / dpi * 72, box.height / dpi * 72
+
+
+def _bands(ax: Axes, num_devices: int, end: float) -> None:
+    """A faint band per device: where it shows, the device is idle. In the text's colour, so that dark styles work."""
+    device = np.arange(num_devices, dtype=np.float64)
+    vertices = _rectangles(np.zeros(num_devices), np.full(num_devices, end), device + MARGIN, device + 1 - MARGIN)
+    ax.add_collection(PolyCollection(vertices, facecolors=mpl.rcParams["text.color"], alpha=_BAND, linewidths=0, zorder=0), autolim=False)
+
+
+def _collections(ax: Axes, bars: Scene, factor: float) -> None:
+    """One collection per kind and shade."""
+    width, _ = _points(ax)
+    length = (bars.end - bars.start) * (width / bars.span if bars.span else 0.0)
+    for group in bars.groups:
+        own = group.bars
+        # The outline separates wide bars; in the bar's own colour it keeps a bar that is thinner than a pixel visible. Bars
+        # of a kind that are that many need no help, and outlines would cover their neighbours.
+        usual = float(np.median(length[own]))
+        dense = len(own) > bars.num_devices * width / 72 * _DPI / 3
+        collection = PolyCollection(
+            _rectangles(bars.start[own] * factor, bars.end[own] * factor, bars.top[own], bars.bottom[own]),
+            facecolors=group.color,
+            edgecolors=palette.edge_color(group.color) if usual >= 4 else group.color,
+            linewidths=0.4 if usual >= 4 else 0.0 if dense else 0.5 if usual >= 0.5 else 1.0,
+            rasterized=len(bars) > _VECTOR,
+            label=palette.KIND_LABELS[group.kind],
+        )
+        ax.add_collection(collection, autolim=False)
+
+
+def _rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Any:  # matplotlib's types know no arrays here
+    """(bars, 4, 2) corners."""
+    return np.stack([np.stack([left, left, right, right], axis=1), np.stack([top, bottom, bottom, top], axis=1)], axis=2)
+
+
+def _image(ax: Axes, bars: Scene, end: float) -> None:
+    """An image with several columns per pixel."""
+    table = bins(bars, 4_000)
+    # Opaque, with the colours of idle bands and of the margins at the end: smoothing would mix transparent black into the bars.
+    background, text = to_rgba_array([ax.get_facecolor(), mpl.rcParams["text.color"]])
+    idle, margin = -2, -1
+    colors = np.ones((len(Kind) * palette.SHADES + 2, 4))
+    colors[[idle, margin]] = (1 - _BAND) * background + _BAND * text, background
+    for code in np.unique(table[table >= 0]).tolist():
+        colors[code] = to_rgba_array(palette.color(Kind(code // palette.SHADES), code % palette.SHADES, bars.num_chunks))[0]
+    # ten lines per device, of which the first and the last are its margins
+    lines = np.repeat(np.where(table < 0, idle, table), 5, axis=0)
+    lines[0::10] = lines[9::10] = margin
+    colors[:, 3] = 1
+    ax.imshow((colors[lines] * 255).astype(np.uint8), extent=(0, end, bars.num_devices, 0), aspect="auto", zorder=1)
+
+
+def _labels(ax: Axes, bars: Scene, factor: float) -> None:
+    width, height = _points(ax)
+    room = (bars.end - bars.start) * (width / bars.span if bars.span else 0.0)
+    tall = (bars.bottom - bars.top) * (height / max(1, bars.num_devices))
+    for group in bars.groups:
+        color = palette.text_color(group.color)
+        for bar in group.bars[(tall[group.bars] >= 7) & (room[group.bars] >= _FONT)].tolist():
+            label, size = bars.label(bar), min(_FONT, tall[bar] - 1)
+            if len(label) * 0.66 * size + 1.5 > room[bar]:  # digits are 0.64 wide in matplotlib's own font
+                continue
+            x, y = (bars.start[bar] + bars.end[bar]) / 2 * factor, (bars.top[bar] + bars.bottom[bar]) / 2
+            ax.text(x, y, label, ha="center", va="center", fontsize=size, color=color, clip_on=True)
+
+
+def _devices(ax: Axes, num_devices: int) -> None:
+    """The devices' names, as many as can be read."""
+    row = _points(ax)[1] / max(1, num_devices)
+    shown = np.arange(0, num_devices, max(1, int(np.ceil(9 / row))))
+    ax.set_yticks(shown + 0.5, [f"device {device}" for device in shown.tolist()], fontsize=8)
+    ax.tick_params(axis="y", length=0)
+
+
+def _heading(ax: Axes, text: str) -> None:
+    ax.set_title(text, loc="left", fontsize=9, pad=20, parse_math=False)  # between it and the axes stands the legend
+
+
+def _legend(ax: Axes, handles: list[Any], names: list[Any]) -> None:
+    """Outside, above the axes."""
+    place: dict[str, Any] = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "ncols": max(1, len(handles)), "frameon": False}
+    together = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    ax.legend(handles, names, loc="lower left", handler_map=together, fontsize=8, handlelength=1.4, columnspacing=1.4, **place)
+
+
+def _distinct(times: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The times without repetition, and the index of the last point at each."""
+    last = np.flatnonzero(np.append(np.diff(times) > 0, True))
+    return times[last], last
+
+
+def _steps(times: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Corners of a step curve. Where it falls and rises within one moment no dip is drawn; a peak of a moment is."""
+    x, last = _distinct(times)
+    first = np.concatenate([[0], last[:-1] + 1])
+    after = values[last]
+    before = np.concatenate([[after[0]], after[:-1]])
+    return np.repeat(x, 3), np.stack([before, np.maximum(np.maximum.reduceat(values, first), np.maximum(before, after)), after], axis=1).ravel()

@@ -1,0 +1,65 @@
+"""What the README and the docs show is true: commands run, files load, the first-minutes examples work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipesim as ps
+from pipesim.costs import read_costs
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+FILES = (ROOT / "docs" / "files.md").read_text()
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_python_of_the_readme():
+    for block in _blocks(README, "python"):
+        exec(block, {})
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    \$ \.venv/bin/(pipesim .*)$", README, re.MULTILINE))
+def test_commands_of_the_readme(line, tmp_path):
+    command = [sys.executable, "-m", *shlex.split(line)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_cluster_file_of_the_docs():
+    (text,) = [block for block in _blocks(FILES, "toml") if "devices_per_node" in block]
+    cluster = ps.Cluster.from_toml(text)
+    # 200 Gbit/s are 25 GB/s
+    assert cluster.link(7, 8).bandwidth == 25e9
+    assert cluster.link(0, 1).bandwidth == 12e9
+    assert cluster.speeds(4).tolist() == [1, 1, 0.77, 0.77]
+
+
+def test_stage_times_of_the_docs(tmp_path):
+    (text,) = [block for block in _blocks(FILES, "toml") if "forward" in block]
+    (tmp_path / "times.toml").write_text(text)
+    run = ps.simulate(ps.generate("1f1b", 8, 8), read_costs(tmp_path / "times.toml"))
+    assert run.unit == "s"
+
+
+def test_generator_of_contributing(tmp_path):
+    (text,) = _blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    assert len([line for line in text.splitlines() if line.strip()]) <= 15
+    (tmp_path / "my_schedule.py").write_text(text)
+    run = ps.simulate(ps.generate(f"{tmp_path / 'my_schedule.py'}:one_at_a_time", 4, 8, reverse=True), ps.UniformCosts(forward=1, backward=2))
+    # one microbatch at a time through four devices, but the next forward of device 0 need not wait for anything: it
+    # stands after the backward on every device, so 8 x 4 x 3
+    assert run.makespan == 96
+
+
+def test_every_schedule_and_preset_that_the_docs_name_exists():
+    for name in re.findall(r"`?--cluster`? also takes a preset: ([^.]*)\.", FILES)[0].split(", "):
+        ps.Cluster.load(name)
