@@ -333,6 +333,9 @@ def _check_offloads(schedule: Schedule) -> None:
             _fail(schedule, rows[Kind.OFFLOAD], f"the activation of {stage}F{microbatch} is on device {int(schedule.device[chain[0]])}")
         if chain[3] < 0 or chain != sorted(chain):
             _fail(schedule, rows[Kind.OFFLOAD], f"the order must be {stage}F{microbatch}, OFFLOAD, RELOAD, backward")
+        again = int(schedule.rows_of(Kind.R)[stage, microbatch])
+        if rows[Kind.OFFLOAD] < again < rows[Kind.RELOAD]:
+            _fail(schedule, again, "recomputes from an activation that is offloaded here")
     for device, partner in schedule.offload_to.items():
         if not 0 <= device < schedule.num_devices or (partner is not None and not 0 <= partner < schedule.num_devices) or device == partner:
             raise ScheduleError(

@@ -46,7 +46,7 @@ DEFINITIONS: dict[str, str] = {
     "span_bubble_rate": "(largest span - ideal) / largest span, span = last end - first start on one device (zero-bubble papers)",
     "idle_causes": "idle time of each device by cause; the causes add up to it",
     "peak_memory": "the most bytes that a device holds at once",
-    "peak_activations": "the most stage activations alive at once, released when the backward (or W) ends",
+    "peak_activations": "the most stage activations alive at once, released when the backward (or W) ends; blind to recomputation and offloading",
     "peak_activations_i": "the same, released when I ends",
     "peak_activation_share": "peak_activations / stages on the device (the papers' M_a)",
 }
@@ -148,7 +148,7 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
     number = len(IDLE_CAUSES)
     warm_up, peer, link, reduction, barrier, drain = range(number)
     totals = np.zeros((schedule.num_devices, number))
-    last_message = _last_messages(timeline)
+    produced = _last_inputs_produced(timeline)
     row_kind = schedule.kind[schedule.slot_row]
     gates = first_updates(schedule) if timeline.barrier else np.full(schedule.num_devices, -1)
     previous_end = np.full(schedule.num_devices, timeline.first_start)
@@ -159,12 +159,8 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
                 continue
             before = np.concatenate([previous_end[device : device + 1], end[low : high - 1]])
             gap = start[low:high] - before
-            # where a message came last, the part of the gap after its producer's end is the link's
-            message = last_message[step, low:high]
-            on_link = np.zeros(high - low)
-            waited = message >= 0
-            produced = timeline.sent[step, message[waited]]
-            on_link[waited] = np.clip(start[low:high][waited] - np.maximum(produced, before[waited]), 0.0, gap[waited])
+            # the part of the gap after the last input was produced is the link's
+            on_link = np.clip(start[low:high] - np.maximum(produced[step, low:high], before), 0.0, gap)
             update = row_kind[low:high] == int(Kind.U)
             cause = np.where(update, reduction, peer)
             if gates[device] >= 0:
@@ -189,14 +185,21 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
     return [dict(zip(IDLE_CAUSES, row.tolist(), strict=True)) for row in totals]
 
 
-def _last_messages(timeline: Timeline) -> NDArray[np.int64]:
-    """(steps, slots) the message that arrived last of those that a slot waits for, or -1; the first of those that tie."""
-    found = timeline.messages
-    result = np.full((timeline.steps, timeline.schedule.num_slots), -1)
-    if not len(found):
-        return result
+def _last_inputs_produced(timeline: Timeline) -> Floats:
+    """(steps, slots) when the input that came last to each slot was produced; infinite for a slot without inputs from elsewhere.
+
+    For a message that is the end of its producer. A RELOAD has none: waiting for it is all the link's.
+    """
+    found, moves, schedule = timeline.messages, timeline.moves, timeline.schedule
+    result = np.full((timeline.steps, schedule.num_slots), np.inf)
+    reload = np.flatnonzero(~moves.out)
+    waiting = schedule.row_slot[schedule.backward_rows[moves.stage[reload], moves.microbatch[reload]]]
     for step in range(timeline.steps):
-        # sorted so that the wanted message of each slot is written last
+        # sorted so that the last message of each slot is written last, of those that tie the first
         order = np.lexsort((-np.arange(len(found)), timeline.arrived[step]))
-        result[step, found.target_slot[order]] = order
+        result[step, found.target_slot[order]] = timeline.sent[step, order]
+        came = np.full(schedule.num_slots, -np.inf)
+        came[found.target_slot[order]] = timeline.arrived[step, order]
+        last = timeline.offload_end[step, reload] >= came[waiting] if len(reload) else np.zeros(0, bool)
+        result[step, waiting[last]] = -np.inf
     return result

@@ -47,7 +47,7 @@ def parse_quantity(text: object, dimension: Dimension, what: str) -> float:
     match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     scale = _scale(match[2], dimension) if match else None
     if match is None or scale is None or not math.isfinite(float(match[1]) * float(scale)):
-        raise ScheduleError(f"{what} = {text!r} is not a {dimension}; write it such as {_RIGHT[dimension]}")
+        raise ScheduleError(f"{what} = {text!r:.80} is not a {dimension}; write it such as {_RIGHT[dimension]}")
     return float(Fraction(match[1]) * scale)
 
 

@@ -62,6 +62,7 @@ class ClusterFile(_File):
     device: DeviceEntry | None = None
     inside: LinkEntry | None = None
     between: LinkEntry | None = None
+    host: LinkEntry | None = None
     devices: list[DevicesEntry] = []
     links: list[DirectedLinkEntry] = []
 

@@ -6,15 +6,24 @@ from collections.abc import Callable
 
 from pipesim.schedule import Schedule
 
+from .ampnet import ampnet
+from .bpipe import bpipe
 from .chimera import chimera
 from .dualpipe import dualpipe
 from .dualpipe_v import dualpipe_v
 from .gems import gems
+from .gnnpipe import gnnpipe
 from .gpipe import gpipe
+from .graphpipe import graphpipe
 from .hanayo import hanayo
 from .naive import naive
 from .one_f_one_b import eager_1f1b, one_f_one_b
+from .pipad import pipad
 from .pipedream import pipedream
+from .pipedream_2bw import pipedream_2bw
+from .pipemare import pipemare
+from .recompute import gpipe_recompute, one_f_one_b_recompute
+from .spectrain import spectrain
 
 __all__ = ["SCHEDULES"]
 
@@ -38,4 +47,17 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "dualpipe_v": dualpipe_v,
     # asynchronous
     "pipedream": pipedream,
+    "pipedream-2bw": pipedream_2bw,
+    "2bw": pipedream_2bw,
+    "pipemare": pipemare,
+    "spectrain": spectrain,
+    "ampnet": ampnet,
+    # memory balancing
+    "bpipe": bpipe,
+    "1f1b-recompute": one_f_one_b_recompute,
+    "gpipe-recompute": gpipe_recompute,
+    # other shapes
+    "graphpipe": graphpipe,
+    "gnnpipe": gnnpipe,
+    "pipad": pipad,
 }

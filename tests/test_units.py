@@ -46,7 +46,7 @@ def test_reads(text: str, dimension: Any, value: float) -> None:
     ],
 )  # fmt: skip
 def test_refuses_with_the_field_and_an_example(text: Any, dimension: Any) -> None:
-    with pytest.raises(ScheduleError, match="link.latency") as error:
+    with pytest.raises(ScheduleError, match=r"link\.latency") as error:
         parse_quantity(text, dimension, "link.latency")
     assert "such as" in str(error.value)
 

@@ -302,7 +302,7 @@ def _turns(cover: Floats) -> Ints:
     result = np.empty(cover.shape[1:], np.int64)
     for span in range(cover.shape[2]):
         part = cover[:, :, span]
-        owed = np.where(part > 0, owed + part, 0.0)
+        owed += part
         turn = np.where(part > 0, owed, -np.inf).argmax(axis=0)
         owed[turn, rows] -= 1
         result[:, span] = turn

@@ -332,7 +332,8 @@ class _Writer:
 
     def _memory(self, device: int) -> Iterator[str]:
         """One counter with a series per category; at each moment what holds from then on, and only where it changes."""
-        curve = self.timeline.memory(device)
+        with np.errstate(invalid="ignore"):  # sums of sizes that are not finite, which are left out below
+            curve = self.timeline.memory(device)
         categories = {name: values for name, values in curve.categories.items() if values.any() and np.isfinite(values).all()}
         if not categories:
             return

@@ -99,9 +99,7 @@ def test_steps_follow_each_other() -> None:
 
 def test_times_count_from_the_first_start() -> None:
     run = folded()
-    late = Timeline(
-        run.schedule, run.start + 1e6, run.end + 1e6, run.sent + 1e6, run.departed + 1e6, run.arrived + 1e6, run.footprint, run.capacity
-    )
+    late = Timeline(run.schedule, run.start + 1e6, run.end + 1e6, run.sent + 1e6, run.departed + 1e6, run.arrived + 1e6, run.footprint, run.capacity)
     assert scene(late).start.tolist() == scene(run).start.tolist()
     assert scene(late).origin == 1e6
     assert [waits(late)(slot, 0) for slot in range(5)] == [waits(run)(slot, 0) for slot in range(5)]
