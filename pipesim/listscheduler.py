@@ -157,10 +157,10 @@ class _Work:
         """Per op, the ops that take its output."""
         result: list[list[int]] = []
         for kind in range(len(self.kinds)):
-            neighbours = (after, before, [[]] * self.stages)[kind]
             for stage in range(self.stages):
                 # the same kind along the stage graph, and the next kind on the same stage
-                rows = [kind * self.size + other * self.microbatches for other in neighbours[stage]]
+                neighbours = after[stage] if kind == 0 else before[stage] if kind == 1 else []
+                rows = [kind * self.size + other * self.microbatches for other in neighbours]
                 if kind + 1 < len(self.kinds):
                     rows.append((kind + 1) * self.size + stage * self.microbatches)
                 result.extend([row + microbatch for row in rows] for microbatch in range(self.microbatches))
@@ -197,9 +197,7 @@ class _Work:
 class _Run:
     """One run; its result is in ``orders``: per device, its units in the order in which it started them."""
 
-    def __init__(
-        self, work: _Work, ranks: list[int], limits: list[float], kept: float, max_active: int, hold_back: Mapping[Kind, float]
-    ) -> None:
+    def __init__(self, work: _Work, ranks: list[int], limits: list[float], kept: float, max_active: int, hold_back: Mapping[Kind, float]) -> None:
         self.work, self.ranks, self.limits, self.max_active = work, ranks, limits, max_active
         self.orders: list[list[int]] = [[] for _ in limits]
         self.level = [0.0] * len(limits)  # activations held
@@ -229,10 +227,12 @@ class _Run:
         events: list[tuple[float, int, int]] = []  # (time, 0: the unit has ended, 1: an input of it has arrived, unit)
         now, touched = 0.0, set(range(len(free)))
         while True:
-            for number in sorted(touched):
-                if free[number] and (unit := self._choose(number, now)) is not None:
-                    free[number] = False
-                    heapq.heappush(events, (now + duration[unit], 0, unit))
+            # what may have to wait is decided after what starts at once, because that tells what is on its way
+            for patient in (False, True) if self.looks_ahead else (False,):
+                for number in sorted(touched):
+                    if free[number] and (chosen := self._choose(number, now, patient)) is not None:
+                        free[number] = False
+                        heapq.heappush(events, (now + duration[chosen], 0, chosen))
             if not events:
                 break
             now, touched = events[0][0], set()
@@ -267,13 +267,14 @@ class _Run:
         if self.looks_ahead:
             self.coming[work.device[unit]].pop(unit, None)
 
-    def _choose(self, device: int, now: float) -> int | None:
-        """Takes the unit that the device starts now, if any."""
+    def _choose(self, device: int, now: float, patient: bool) -> int | None:
+        """Takes the unit that the device starts now, if any; if not *patient*, only one that need not be held back."""
         best = None
         for heap in self.ready[device]:
-            if heap and (best is None or heap[0] < best[0]) and self._allowed(device, heap[0][1]) and not self._held_back(device, heap[0][1], now):
-                best = heap
-        if best is None:
+            if heap and (best is None or heap[0] < best[0]) and self._allowed(device, heap[0][1]):
+                if not patient or not self._held_back(device, heap[0][1], now):
+                    best = heap
+        if best is None or not (patient or self.hold_back[best[0][1] // self.work.size] is None):
             return None
         unit = heapq.heappop(best)[1]
         self.orders[device].append(unit)
@@ -383,7 +384,7 @@ def _neighbours(stages: int, graph: Iterable[tuple[int, int]] | None) -> tuple[l
 def _limits(value: float | Sequence[float] | None, devices: int) -> list[float]:
     if value is None:
         return [float("inf")] * devices
-    limits = [value] * devices if np.ndim(value) == 0 else list(value)  # type: ignore[arg-type, list-item]
+    limits = list(value) if isinstance(value, Sequence) else [value] * devices
     if len(limits) != devices:
         raise ScheduleError(f"max_in_flight has {len(limits)} values and there are {devices} devices; give one number, or one per device")
     if any(not limit >= 1 for limit in limits):

@@ -34,6 +34,7 @@ __all__ = ["Comparison", "Timeline", "compare", "load"]
 Floats = NDArray[np.float64]
 
 _FORMAT, _VERSION = "pipesim-timeline", 1
+_MOST_OPS = 10**8  # a file says "all the same" in one number, so its size is no limit to what it unfolds to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -359,8 +360,8 @@ def load(source: str | os.PathLike[str]) -> Timeline:
         raise ScheduleError(f"{path} has version {data.get('version')!r} of the format; this pipesim reads version {_VERSION}")
     try:
         return _unpacked(data, str(path))
-    except ScheduleError:
-        raise
+    except ScheduleError as error:
+        raise ScheduleError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ScheduleError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
@@ -393,6 +394,8 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
             raise ScheduleError(f"{where}: {name} holds a number that is not finite")
         return array.reshape(shape)
 
+    if steps * len(schedule) > _MOST_OPS:
+        raise ScheduleError(f"{where}: {steps} steps of {len(schedule)} ops are more than the {_MOST_OPS} that pipesim reads")
     slots, edges, table = schedule.num_slots, len(messages(schedule)), (schedule.num_stages, schedule.num_microbatches)
     counts = dict.fromkeys(_TIMES, edges)
     counts["start"] = counts["end"] = slots
@@ -409,6 +412,9 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
         {str(category): column(values, (schedule.num_devices,), str(category)) for category, values in stored["static"].items()},
         column(stored["message"], (edges,), "message"),
     )
+    unknown = sorted(footprint.static.keys() - set(_memory.CATEGORIES))
+    if unknown:
+        raise ScheduleError(f"{where}: unknown category of memory {unknown[0]!r}; known: {', '.join(_memory.CATEGORIES)}")
     capacity = column([1e308 if value is None else value for value in data["capacity"]], (schedule.num_devices,), "capacity")
     capacity[capacity == 1e308] = math.inf
     info = {str(key): str(value) for key, value in data["info"].items()}

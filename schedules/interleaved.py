@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pipesim.errors import ScheduleError, require_count
 from pipesim.op import Kind
@@ -14,7 +14,7 @@ from pipesim.schedule import Schedule
 
 from .one_f_one_b import alternating
 
-__all__ = ["interleaved_1f1b", "interleaved_streams", "microbatch_groups", "visits"]
+__all__ = ["interleaved_1f1b", "interleaved_streams", "pytorch_group", "visits"]
 
 Ints = NDArray[np.int64]
 
@@ -84,13 +84,13 @@ def interleaved_1f1b(
 
 def interleaved_streams(
     devices: int, microbatches: int, chunks: int, group_size: int, warmup: Sequence[int], backward: bool = True
-) -> list[tuple[Ints, NDArray[np.int8] | int, Ints]]:
+) -> list[tuple[ArrayLike, ...]]:
     """Columns (stage, kind, microbatch) per device of: *warmup* forwards, then F, B, F, B, ..., then the other backwards."""
     chunk, microbatch = visits(microbatches, chunks, group_size)
     if not backward:
         return [(chunk * devices + r, int(Kind.F), microbatch) for r in range(devices)]
     chunk = np.stack([chunk, chunks - 1 - chunk])  # of forwards, of backwards
-    streams = []
+    streams: list[tuple[ArrayLike, ...]] = []
     for r in range(devices):
         kind, visit = alternating(microbatches * chunks, min(warmup[r] + 1, microbatches * chunks))
         streams.append((chunk[(kind == Kind.B).astype(np.int8), visit] * devices + r, kind, microbatch[visit]))

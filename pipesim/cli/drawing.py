@@ -25,8 +25,7 @@ _EXPORTS = {
 @schedule_command("plot", "SCHEDULE|RUN")
 @request_options
 @click.option("--out", "-o", type=click.Path(dir_okay=False), help="Where to, .png, .svg, .pdf or .html. Default: SCHEDULE.png.")
-@click.option("--no-memory", is_flag=True, help="Leave the memory curves out.")
-def plot_command(words: tuple[str, ...], out: str | None, no_memory: bool, **values: Any) -> None:
+def plot_command(words: tuple[str, ...], out: str | None, **values: Any) -> None:
     """Draw a Gantt chart and, below it, memory over the same time axis."""
     request = Request(words, values)
     name = request.name
@@ -41,7 +40,7 @@ def plot_command(words: tuple[str, ...], out: str | None, no_memory: bool, **val
     else:
         from pipesim.viz import mpl
 
-        mpl.save(mpl.figure(run, memory=not no_memory), target)
+        mpl.save(run, target)
     click.echo(f"wrote {target}", err=True)
 
 

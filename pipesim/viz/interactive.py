@@ -150,7 +150,7 @@ def _group_name(group: Group, bars: Scene) -> str:
 
 def _add_bars(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) -> None:
     why = waits(timeline)
-    height = bars.bottom - bars.top
+    height = np.round(bars.bottom - bars.top, 6)  # without the dust of 7.9 - 7.1
     for group in bars.groups:
         own = group.bars
         heights = height[own]
@@ -227,12 +227,14 @@ def _path(group: Group, bars: Scene, scale: float) -> dict[str, Any]:
     edges = zip(*(column.tolist() for column in columns), strict=True)
     pieces = [f"M{left:.8g},{top:.8g}H{right:.8g}V{bottom:.8g}H{left:.8g}Z" for left, right, top, bottom in edges]
     # The outline keeps visible what is thinner than a pixel. Where there are many it must let the neighbours through.
-    faint = "" if len(own) < _FEW * bars.num_devices else "59"
+    edge = palette.edge_color(group.color)
+    red, green, blue = (int(edge[place : place + 2], 16) for place in (1, 3, 5))
+    opacity = 1 if len(own) < _FEW * bars.num_devices else 0.35
     return {
         "type": "path",
         "path": "".join(pieces),
         "fillcolor": group.color,
-        "line": {"color": palette.edge_color(group.color) + faint, "width": 0.5},
+        "line": {"color": f"rgba({red},{green},{blue},{opacity})", "width": 0.5},
         "name": _group_name(group, bars),
         "showlegend": True,
         "layer": "below",
@@ -267,8 +269,9 @@ def _texts(timeline: Timeline, bars: Scene, bar: NDArray[np.int64]) -> NDArray[n
     for number, index in enumerate(shown.tolist()):
         if index >= 0:
             texts[number] = f"{_what(timeline, bars, index)}, device {bars.device[index]}"
-            if not follows[index]:
-                texts[number] += ", " + why(int(bars.slot[index]), int(bars.step[index])).partition(" (sent")[0]
+            wait = "" if follows[index] else why(int(bars.slot[index]), int(bars.step[index]))
+            if wait.startswith("waited"):
+                texts[number] += ", " + wait.partition(" (sent")[0]
     return texts[cell.reshape(bar.shape)]
 
 

@@ -73,7 +73,7 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True) ->
     else:
         _collections(ax, bars, factor)
     # an image sets limits of its own
-    ax.set(xlim=(0, end), ylim=(bars.num_devices, 0), xlabel=f"time ({unit})")
+    ax.set(xlim=_limits(end), ylim=(bars.num_devices, 0), xlabel=f"time ({unit})")
     if labels and len(bars) <= _LABELLED:
         _labels(ax, bars, factor)
     _devices(ax, bars.num_devices)
@@ -139,7 +139,7 @@ def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None
     ax.scatter(when, [curve.peak * size for curve in curves], s=10, color=mpl.rcParams["text.color"], zorder=3)
     for limit in limits.tolist():
         handles.append(ax.axhline(limit * size, linestyle="--", color="#d55e00", label=f"capacity {format_bytes(limit, timeline.unit)}"))
-    ax.set(xlim=(0, end or 1.0), ylim=(0, max(top, limits.max(initial=0.0)) * size * 1.08 or 1.0))
+    ax.set(xlim=_limits(end or 1.0), ylim=(0, max(top, limits.max(initial=0.0)) * size * 1.08 or 1.0))
     ax.set(xlabel=f"time ({time_unit})", ylabel=f"memory ({size_unit})")
     peak = format_bytes(top, timeline.unit) + (" units" if timeline.unit == "slot" else "")
     _heading(ax, f"{'all devices' if device is None else f'device {device}'}: peak_memory {peak}")
@@ -202,6 +202,11 @@ def _points(ax: Axes) -> tuple[float, float]:
     """Width and height of the axes as they are now; the layout makes them larger rather than smaller."""
     box, dpi = ax.get_window_extent(), ax.figure.dpi
     return box.width / dpi * 72, box.height / dpi * 72
+
+
+def _limits(end: float) -> tuple[float, float]:
+    """A little more than the run, or the frame would hide an op of no length at its end."""
+    return -0.004 * end, 1.004 * end
 
 
 def _bands(ax: Axes, num_devices: int, end: float) -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim import metrics
 from pipesim.dataflow import first_updates
 from pipesim.op import Kind, Op
 from pipesim.units import format_time
@@ -212,9 +211,11 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
         waited 3.5 for 1B0 of device 1 (sent 5.25, arrived 5.5)
         no wait: 1B1 of device 1 was there (sent 7.25, arrived 7.5)
     """
-    schedule, messages, origin = timeline.schedule, timeline.messages, timeline.first_start
-    last = metrics._last_messages(timeline)
+    schedule, messages, moves, origin = timeline.schedule, timeline.messages, timeline.moves, timeline.first_start
+    last = _last_messages(timeline)
     gates = set(first_updates(schedule).tolist()) if timeline.barrier else set()
+    back = np.flatnonzero(~moves.out)
+    reloads = dict(zip(schedule.row_slot[schedule.backward_rows[moves.stage[back], moves.microbatch[back]]].tolist(), back.tolist(), strict=True))
 
     def time(value: float) -> str:
         return format_time(float(value) - origin, timeline.unit)
@@ -226,15 +227,15 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
             free = float(timeline.end[step, slot - 1])
         else:
             free = float(timeline.end[step - 1, schedule.device_slots[device + 1] - 1]) if step else origin
-        gap = start - free
-        waited = format_time(gap, timeline.unit)
+        waited = format_time(start - free, timeline.unit)
+        came = float(timeline.arrived[step, message]) if message >= 0 else -math.inf
+        if slot in reloads and (back := float(timeline.offload_end[step, reloads[slot]])) > max(free, came):
+            return f"waited {waited} for {schedule.op(int(moves.row[reloads[slot]]))} (there at {time(back)})"
         if message >= 0:
             sender = f"{schedule.op(int(messages.source[message]))} of device {messages.source_device[message]}"
-            times = f"sent {time(timeline.sent[step, message])}, arrived {time(timeline.arrived[step, message])}"
-            if gap > 0 and timeline.arrived[step, message] > free:
-                return f"waited {waited} for {sender} ({times})"
-            return f"no wait: {sender} was there ({times})"
-        if gap <= 0:
+            times = f"sent {time(timeline.sent[step, message])}, arrived {time(came)}"
+            return f"waited {waited} for {sender} ({times})" if came > free else f"no wait: {sender} was there ({times})"
+        if start <= free:
             return "no wait: needs nothing from other devices"
         if slot in gates:
             return f"waited {waited} for all devices (barrier)"
@@ -243,6 +244,17 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
         return f"waited {waited}"
 
     return text
+
+
+def _last_messages(timeline: Timeline) -> Ints:
+    """(steps, slots) the message that arrived last of those that a slot waits for, or -1; the first of those that tie."""
+    found = timeline.messages
+    result = np.full((timeline.steps, timeline.schedule.num_slots), -1)
+    for step in range(timeline.steps):
+        # sorted so that the wanted message of each slot is written last
+        order = np.lexsort((-np.arange(len(found)), timeline.arrived[step]))
+        result[step, found.target_slot[order]] = order
+    return result
 
 
 def bins(bars: Scene, count: int) -> NDArray[np.int8]:

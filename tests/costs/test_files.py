@@ -74,7 +74,7 @@ def test_presets() -> None:
     assert cost_presets()
     for name in cost_presets():
         assert read_costs(name).unit == "s"
-    with pytest.raises(ScheduleError, match="did you mean 'gpt-1.5b-a100'"):
+    with pytest.raises(ScheduleError, match=r"did you mean 'gpt-1\.5b-a100'"):
         read_costs("gpt-1.5b-a10")
 
 

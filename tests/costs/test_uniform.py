@@ -96,12 +96,8 @@ def test_B02_heterogeneous_lists_of_the_wrong_length() -> None:
         UniformCosts(forward=np.ones((4, 7))).durations(schedule)
 
 
-@pytest.mark.parametrize(
-    "value", [-1, math.nan, math.inf, -math.inf, "1,5", "1", None and 1, True, [1, "x"], [1, -1], [], [[[1]]], 1j, b"1", {}, [True]]
-)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1,5", "1", True, [1, "x"], [1, -1], [], [[[1]]], 1j, b"1", {}, [True]])
 def test_B03_durations_that_are_none(value: Any) -> None:
-    if value is None:
-        pytest.skip("None means the default")
     for field in ("forward", "backward", "input_grad", "weight_grad", "optimizer", "activation", "weights", "latency"):
         with pytest.raises(ScheduleError, match=field):
             UniformCosts(**{field: value})

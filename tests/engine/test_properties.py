@@ -134,6 +134,23 @@ def test_bounds_of_the_makespan(case: Any, steps: int, barrier: bool, random_sch
 
 
 @FINISHED
+@given(case=cases(), extra=st.floats(0, 5), place=st.floats(0, 1, exclude_max=True))
+def test_S25_one_slower_op_costs_at_most_what_was_added(case: Any, extra: float, place: float, random_schedule: Any) -> None:
+    schedule = random_schedule(**case)
+    costs = costs_of(schedule, case["seed"])
+
+    class Slower(UniformCosts):
+        def durations(self, schedule: Schedule) -> Any:
+            found = costs.durations(schedule)
+            found[int(place * len(found))] += extra
+            return found
+
+    slower = Slower(message=costs.message)
+    before, after = (simulate(schedule, model, cluster=cluster_of(schedule, case["seed"])).makespan for model in (costs, slower))
+    assert -1e-9 <= after - before <= extra + 1e-9
+
+
+@FINISHED
 @given(case=cases(), steps=st.integers(1, 3), barrier=st.booleans())
 def test_memory_is_back_at_its_baseline_and_both_peaks_agree(case: Any, steps: int, barrier: bool, random_schedule: Any) -> None:
     run = run_of(case, random_schedule(**case), steps=steps, barrier=barrier)

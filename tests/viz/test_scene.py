@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from pipesim import Kind, Schedule, Timeline, UniformCosts, generate, simulate
+from pipesim import Cluster, Kind, Link, Schedule, Timeline, UniformCosts, generate, simulate
 from pipesim.memory import CATEGORIES
 from pipesim.viz import palette
 from pipesim.viz.scene import bins, grid, printable, scene, ticks, time_axis, waits
@@ -99,7 +100,8 @@ def test_steps_follow_each_other() -> None:
 
 def test_times_count_from_the_first_start() -> None:
     run = folded()
-    late = Timeline(run.schedule, run.start + 1e6, run.end + 1e6, run.sent + 1e6, run.departed + 1e6, run.arrived + 1e6, run.footprint, run.capacity)
+    times = {name: getattr(run, name) + 1e6 for name in ("start", "end", "sent", "departed", "arrived")}
+    late = dataclasses.replace(run, **times)
     assert scene(late).start.tolist() == scene(run).start.tolist()
     assert scene(late).origin == 1e6
     assert [waits(late)(slot, 0) for slot in range(5)] == [waits(run)(slot, 0) for slot in range(5)]
@@ -119,6 +121,15 @@ def test_what_an_update_waited_for() -> None:
     device_1_update = 5
     assert why(device_1_update, 0) == "waited 2 for all devices (barrier)"
     assert why(3, 1) == "waited 1 for 0F0 of device 0 (sent 8, arrived 8)"
+
+
+def test_what_a_backward_waited_for_whose_activation_was_away() -> None:
+    # one device, F = 1: F0 [0, 1], F1 [1, 2], B1 [2, 4]; the activation of 0 (2 units, 1 unit per slot) leaves at 1 and is
+    # with the host at 3, and comes back from the end of B1, 4, to 6
+    schedule = Schedule.from_text("0F0 0OFFLOAD0 0F1 0B1 0RELOAD0 0B0")
+    cluster = Cluster(host=Link(bandwidth=1.0), unit="slot")
+    why = waits(simulate(schedule, UniformCosts(forward=1, backward=2, activation=2), cluster=cluster))
+    assert why(3, 0) == "waited 2 for 0RELOAD0 (there at 6)"
 
 
 def test_bins_show_kinds_as_often_as_they_last() -> None:

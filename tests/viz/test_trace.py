@@ -133,6 +133,15 @@ def test_v01_holds_for_any_times(
     assert_lanes_are_clean(written(run, tmp_path_factory.mktemp("trace")))
 
 
+def test_v01_whole_nanoseconds_stay_whole(tmp_path: Path) -> None:
+    # 1.001 * 1000 is 1000.9999999999999 as floats, so a viewer that cuts off would move such starts by 1 ns into the op before
+    run = simulate(Schedule.from_text(" ".join(f"0F{i}" for i in range(3000))), UniformCosts(forward=1001, activation=0))
+    run = replace(run, start=run.start / 1e9, end=run.end / 1e9, unit="s")
+    data = written(run, tmp_path)
+    assert [int(ts * 1000) for ts, _ in tracks(data)[0, 0]] == [1001 * i for i in range(3000)]
+    assert_lanes_are_clean(data)
+
+
 # -- V02, V03, V16: numbers ------------------------------------------------------------------------------------------------
 
 

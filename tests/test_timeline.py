@@ -1,0 +1,237 @@
+"""Runs as data: saving, loading what may be damaged or hostile, comparing, columns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipesim import Cluster, Schedule, ScheduleError, Timeline, UniformCosts, compare, generate, load, simulate
+
+FB = UniformCosts(forward=1, backward=2)
+
+
+@pytest.fixture
+def run() -> Timeline:
+    costs = UniformCosts(forward=[1, 1.5], backward=2, latency=0.25, weights=[3, 5], message=1)
+    return simulate(generate("1f1b", 2, 3), costs, steps=2, cluster=Cluster.uniform(memory=8))
+
+
+def same(a: Timeline, b: Timeline) -> bool:
+    columns = all(np.array_equal(a.columns[name], b.columns[name]) for name in a.columns)
+    return a.schedule == b.schedule and a.figures() == b.figures() and columns
+
+
+# -- saving and loading --------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_run_is_the_same_run(run: Timeline, tmp_path: Path) -> None:
+    for name in ("run.json", "run.json.gz"):
+        run.save(tmp_path / name)
+        again = load(tmp_path / name)
+        assert same(again, run)
+        assert dict(again.info) == dict(run.info)
+        assert again.capacity.tolist() == [8, 8]
+        for device in range(2):
+            assert again.memory(device).total.tolist() == run.memory(device).total.tolist()
+    assert (tmp_path / "run.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_the_same_run_is_the_same_file(run: Timeline, tmp_path: Path) -> None:
+    run.save(tmp_path / "a.json.gz")
+    run.save(tmp_path / "b.json.gz")
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_every_kind_of_schedule_survives(tmp_path: Path) -> None:
+    diamond = Schedule.from_text("0F0 0B0\n1F0 1B0\n2F0 2B0\n3F0 3B0", graph=[(0, 1), (0, 2), (1, 3), (2, 3)], name="a, \"b\"\n'c' 前向")
+    idle = Schedule.from_streams([[], ["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"], []])
+    for schedule in (diamond, idle, generate("pipedream", 3, 5)):
+        for costs in (FB, UniformCosts(forward=0, backward=0)):
+            first = simulate(schedule, costs)
+            first.save(tmp_path / "run.json")
+            again = load(tmp_path / "run.json")
+            assert same(first, again)
+            assert again.schedule.name == schedule.name
+
+
+def stored(run: Timeline, tmp_path: Path) -> dict[str, Any]:
+    run.save(tmp_path / "run.json")
+    return json.loads((tmp_path / "run.json").read_text())  # type: ignore[no-any-return]
+
+
+def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(data: dict[str, Any]) -> None:
+        *way, last = path.split(".")
+        for key in way:
+            data = data[key]
+        if value is KeyError:
+            del data[last]
+        else:
+            data[last] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "field", ["format", "version", "schedule", "unit", "barrier", "source", "info", "steps", "start", "arrived", "footprint", "capacity"]
+)
+@pytest.mark.parametrize("value", [KeyError, None, [], {}, "x", -1, [[1], "x"], float("nan"), 10**400])
+def test_wrong_fields_are_refused_or_harmless(run: Timeline, tmp_path: Path, field: str, value: Any) -> None:
+    """Nothing but ScheduleError, and nothing that is not a run."""
+    data = stored(run, tmp_path)
+    change(field, value)(data)
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    text_about_the_run = (field == "source" and value is not KeyError) or (field == "info" and value == {})
+    if text_about_the_run or (field in ("start", "arrived") and value == -1):  # one number stands for all
+        assert load(tmp_path / "bad.json").schedule == run.schedule
+        return
+    with pytest.raises(ScheduleError, match=r"bad\.json"):
+        load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schedule.rows", "0F0,0B0"),
+        ("schedule.rows", ["0F0,0X0", "1F0,1B0"]),
+        ("schedule.rows", ["0F0,0B0"]),
+        ("schedule.rows", [["0F0"], 3]),
+        ("schedule.rows", []),
+        ("schedule.rows", ["0F0,0F999999999", "1F0"]),
+        ("schedule.graph", [[0, 1], [1, 0]]),
+        ("schedule.graph", [[0, 1, 2]]),
+        ("schedule.graph", [["a", "b"]]),
+        ("schedule.graph", [[0, float("inf")]]),
+        ("schedule.weights", "none"),
+        ("schedule.weights", ["flush"]),
+        ("schedule.offload_to", [[0, 99]]),
+        ("schedule.offload_to", [[0]]),
+        ("steps", 3),
+        ("steps", True),
+        ("steps", 2.0),
+        ("steps", 10**6),
+        ("start", [1.0, 2.0]),
+        ("start", 1e9),  # every op would end before it starts
+        ("footprint.kept", "many"),
+        ("footprint.message", [1.0]),
+        ("footprint.static", [1]),
+        ("footprint.static", {"cheese": 1.0}),
+        ("footprint.static.weights", [1.0, 2.0, 3.0]),
+        ("capacity", [1.0]),
+        ("capacity", [float("nan"), 1.0]),
+        ("unit", "minutes"),
+        ("barrier", 1),
+    ],
+)
+def test_damage_deeper_in_the_file(run: Timeline, tmp_path: Path, path: str, value: Any) -> None:
+    data = stored(run, tmp_path)
+    change(path, value)(data)
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError, match=r"bad\.json"):
+        load(tmp_path / "bad.json")
+
+
+def test_one_number_for_a_million_steps_of_a_large_schedule_is_not_unfolded(tmp_path: Path) -> None:
+    data = stored(simulate(generate("gpipe", 4, 64), UniformCosts(forward=0, backward=0)), tmp_path)
+    assert data["start"] == 0.0  # "all the same" is one number
+    data["steps"] = 10**6
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError, match="more than the 100000000"):
+        load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"format": "other"}', "[" * 100_000, "1" * 10_000, "\x00", "NaN"])
+def test_what_is_no_run_at_all(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ScheduleError, match=r"bad\.json"):
+        load(path)
+
+
+def test_a_truncated_file(run: Timeline, tmp_path: Path) -> None:
+    run.save(tmp_path / "run.json.gz")
+    whole = (tmp_path / "run.json.gz").read_bytes()
+    path = tmp_path / "bad.json.gz"
+    for size in (1, 2, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ScheduleError, match=r"bad\.json"):
+            load(path)
+    path.write_bytes(gzip.compress(gzip.decompress(whole)[:-5]))
+    with pytest.raises(ScheduleError, match="not JSON"):
+        load(path)
+
+
+def test_a_run_of_a_later_version(run: Timeline, tmp_path: Path) -> None:
+    data = stored(run, tmp_path)
+    data["version"] = 99
+    (tmp_path / "new.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError, match="has version 99"):
+        load(tmp_path / "new.json")
+
+
+# -- columns -------------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_hold_one_row_per_op_and_step() -> None:
+    run = simulate(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), FB, steps=2)
+    columns = {name: column.tolist() for name, column in run.columns.items()}
+    assert columns == {
+        "step": [0] * 4 + [1] * 4,
+        "device": [0] * 8,
+        "stage": [0] * 8,
+        "kind": ["F", "F", "B", "B"] * 2,
+        "microbatch": [0, 1, 0, 1] * 2,
+        "start": [0, 1, 1, 4, 6, 7, 7, 10],
+        "end": [1, 4, 4, 6, 7, 10, 10, 12],
+    }
+
+
+def test_pandas_takes_them_as_they_are() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = simulate(generate("1f1b", 4, 8), FB).to_pandas()
+    assert isinstance(frame, pd.DataFrame)
+    assert frame.groupby("device").size().tolist() == [16] * 4
+    assert frame["end"].max() == 33
+
+
+def test_times_cannot_be_changed(run: Timeline) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        run.start[0, 0] = 5
+
+
+def test_figures_are_json(run: Timeline) -> None:
+    figures = run.figures()
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert figures["messages"] == 2 * 2 * 3
+    assert repr(run).startswith("<Timeline of '1f1b', simulated: makespan ")
+
+
+# -- comparing -----------------------------------------------------------------------------------------------------------------
+
+
+def test_comparison_is_side_by_side() -> None:
+    gpipe, one = (simulate(generate(name, 4, 8), FB) for name in ("gpipe", "1f1b"))
+    found = compare(gpipe, one, one)
+    assert found.names == ("gpipe", "1f1b #1", "1f1b #2")
+    rows = dict(found.rows)
+    assert rows["makespan"] == (33, 33, 33)
+    assert rows["makespan_ratio"] == (1, 1, 1)
+    assert rows["peak_activations"] == ([8] * 4, [4, 3, 2, 1], [4, 3, 2, 1])
+    assert found.as_dict()["runs"][1]["name"] == "1f1b #1"
+    assert compare(gpipe, one, names=["a", "b"]).names == ("a", "b")
+
+
+def test_what_cannot_be_compared() -> None:
+    slots = simulate(generate("gpipe", 2, 2), FB)
+    seconds = simulate(generate("gpipe", 2, 2), UniformCosts(forward=1, backward=2, unit="s"))
+    for wrong, message in (((slots,), "at least two"), ((), "at least two"), ((slots, seconds), "seconds and another in slots")):
+        with pytest.raises(ScheduleError, match=message):
+            compare(*wrong)
+    with pytest.raises(ScheduleError, match="1 names for 2 runs"):
+        compare(slots, slots, names=["a"])
