@@ -45,7 +45,7 @@ DEFINITIONS: dict[str, str] = {
     "bubble_overhead": "(makespan - ideal) / ideal, ideal = busy of the busiest device (Megatron's t_pb/t_id)",
     "span_bubble_rate": "(largest span - ideal) / largest span, span = last end - first start on one device (zero-bubble papers)",
     "idle_causes": "idle time of each device by cause; the causes add up to it",
-    "peak_memory": "the most bytes that a device holds at once",
+    "peak_memory": "the most bytes (or units) that a device holds at once",
     "peak_activations": "the most stage activations alive at once, released when the backward (or W) ends; blind to recomputation and offloading",
     "peak_activations_i": "the same, released when I ends",
     "peak_activation_share": "peak_activations / stages on the device (the papers' M_a)",

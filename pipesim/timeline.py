@@ -280,10 +280,13 @@ class Timeline:
         return svg.timeline_svg(self)
 
     def plot(self, ax: Any = None, **options: Any) -> Any:
-        """Draws a Gantt chart with matplotlib and returns its Axes; see :func:`pipesim.viz.mpl.gantt`."""
+        """Draws a Gantt chart with matplotlib and returns its Axes; see :func:`pipesim.viz.mpl.gantt`.
+
+        Without *ax* the figure is pyplot's, so a notebook shows it and ``plt.show()`` would; nothing is shown from here.
+        """
         from pipesim.viz import mpl
 
-        return mpl.gantt(self, ax=ax, **options)
+        return mpl.gantt(self, ax=mpl.pyplot_axes(self) if ax is None else ax, **options)
 
     def plotly(self, **options: Any) -> Any:
         """Returns an interactive Gantt chart as a ``plotly.graph_objects.Figure``; see :mod:`pipesim.viz.interactive`."""

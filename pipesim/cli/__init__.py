@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 
 import click
@@ -61,6 +62,8 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line; a user's mistake is one message on stderr and exit status 1, a wrong call is 2."""
+    # a warning is for the user too: its text, not the place in our code that it came from
+    warnings.showwarning = lambda message, *_args, **_more: click.echo(f"Warning: {message}", err=True)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import simpy
 from numpy.typing import NDArray
-from simpy.events import Event, EventPriority
+from simpy.events import Event, EventPriority, Timeout
 
 from pipesim.engine.deadlock import explain
 from pipesim.engine.program import Program, Times
@@ -98,24 +98,24 @@ class QueueingTransport(Transport):
 class Link:
     """One direction between two devices. Only its source device sends on it, so program order is arrival order."""
 
-    __slots__ = ("busy", "queue", "transport")
+    __slots__ = ("busy", "env", "queue", "transferred", "transport")
 
     def __init__(self, transport: QueueingTransport) -> None:
         self.transport = transport
+        self.env = transport.env
         self.busy = False
         self.queue: deque[int] = deque()
+        self.transferred = self._transferred  # bound once and not for every message
 
     def serve(self, message: int) -> None:
         """Starts the transfer of a message."""
         self.busy = True
-        transport = self.transport
-        transport.departed[message] = transport.env.now
-        transfer = transport.env.timeout(transport.transfer[message % transport.count], message)
-        transfer.callbacks.append(self._transferred)
+        transport, env = self.transport, self.env
+        transport.departed[message] = env.now
+        Timeout(env, transport.transfer[message % transport.count], message).callbacks.append(self.transferred)
 
     def _transferred(self, transfer: Event) -> None:
-        message: Any = transfer.value
-        self.transport._arrive(message)
+        self.transport._arrive(transfer._value)
         if self.queue:
             self.serve(self.queue.popleft())
         else:

@@ -1,7 +1,7 @@
 """Pictures for papers, with matplotlib: the only file that imports it.
 
-Nothing here touches pyplot: figures are made directly, so nothing pops up, and no state is left behind. One collection per
-kind and shade, never one artist per op.
+Figures are made directly, without pyplot, so nothing pops up and no state is left behind; only :func:`pyplot_axes`, for
+``Timeline.plot()`` in notebooks, makes one that pyplot knows. One collection per kind and shade, never one artist per op.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipesim.viz.text import headline
 if TYPE_CHECKING:
     from pipesim.timeline import Timeline
 
-__all__ = ["figure", "gantt", "memory", "save"]
+__all__ = ["figure", "gantt", "memory", "pyplot_axes", "save"]
 
 Floats = NDArray[np.float64]
 
@@ -86,6 +86,13 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True) ->
         names.append("lighter: later stage of its device")
     _legend(ax, handles, names)
     return ax
+
+
+def pyplot_axes(timeline: Timeline) -> Axes:
+    """Returns Axes of a new pyplot figure, of the size that a Gantt chart of this run wants."""
+    from matplotlib import pyplot
+
+    return pyplot.figure(figsize=(_WIDTH, _height(timeline.schedule.num_devices) + 1.2), layout="constrained").add_subplot()
 
 
 def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None) -> Axes:
