@@ -15,18 +15,18 @@ help:
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("pipesim needs Python 3.11 or later, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[plot]'
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[plot]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,replay]'
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,replay]'
 	@touch $@
 
 demo: .venv/installed ## compare the schedules on a measured A100 profile, and write pictures to out/
 	@mkdir -p $(OUT)
 	@echo "GPT 1.5B on 8 A100, 24 microbatches, stage times profiled by Qi et al. 2024 (zero-bubble paper, Table 9)."
 	@echo
-	@$(BIN)/pipesim compare --all $(PROFILE)
+	@$(BIN)/pipesim compare 1f1b --all $(PROFILE)
 	@echo
 	@$(BIN)/pipesim plot 1f1b $(PROFILE) --out $(OUT)/1f1b.png
 	@$(BIN)/pipesim plot 1f1b $(PROFILE) --out $(OUT)/1f1b.html

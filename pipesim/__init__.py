@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipesim.cluster import Cluster as Cluster
     from pipesim.cluster import Device as Device
     from pipesim.cluster import Link as Link
+    from pipesim.configurations import grid as grid
     from pipesim.costs import CostModel as CostModel
     from pipesim.costs import ProfileCosts as ProfileCosts
     from pipesim.costs import UniformCosts as UniformCosts
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from pipesim.engine import simulate as simulate
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
+    from pipesim.jitter import Empirical as Empirical
+    from pipesim.jitter import Jitter as Jitter
+    from pipesim.jitter import LogNormal as LogNormal
+    from pipesim.jitter import MonteCarlo as MonteCarlo
+    from pipesim.jitter import Normal as Normal
+    from pipesim.jitter import monte_carlo as monte_carlo
     from pipesim.memory import MemoryCurve as MemoryCurve
     from pipesim.op import Kind as Kind
     from pipesim.op import Op as Op
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
     from pipesim.registry import available as available
     from pipesim.registry import generate as generate
     from pipesim.schedule import Schedule as Schedule
+    from pipesim.sweep import pareto_front as pareto_front
+    from pipesim.sweep import run_sweep as run_sweep
     from pipesim.timeline import Timeline as Timeline
     from pipesim.timeline import compare as compare
     from pipesim.timeline import load as load
@@ -43,9 +52,14 @@ _HOME = {
     "CostModel": "costs",
     "DeadlockError": "errors",
     "Device": "cluster",
+    "Empirical": "jitter",
+    "Jitter": "jitter",
     "Kind": "op",
     "Link": "cluster",
+    "LogNormal": "jitter",
     "MemoryCurve": "memory",
+    "MonteCarlo": "jitter",
+    "Normal": "jitter",
     "Op": "op",
     "Pair": "op",
     "ProfileCosts": "costs",
@@ -56,8 +70,12 @@ _HOME = {
     "available": "registry",
     "compare": "timeline",
     "generate": "registry",
+    "grid": "configurations",
     "load": "timeline",
+    "monte_carlo": "jitter",
+    "pareto_front": "sweep",
     "read_costs": "costs",
+    "run_sweep": "sweep",
     "simulate": "engine",
 }
 

@@ -271,9 +271,10 @@ class _Run:
         """Takes the unit that the device starts now, if any; if not *patient*, only one that need not be held back."""
         best = None
         for heap in self.ready[device]:
-            if heap and (best is None or heap[0] < best[0]) and self._allowed(device, heap[0][1]):
-                if not patient or not self._held_back(device, heap[0][1], now):
-                    best = heap
+            if not heap or (best is not None and heap[0] > best[0]) or not self._allowed(device, heap[0][1]):
+                continue
+            if not (patient and self._held_back(device, heap[0][1], now)):
+                best = heap
         if best is None or not (patient or self.hold_back[best[0][1] // self.work.size] is None):
             return None
         unit = heapq.heappop(best)[1]

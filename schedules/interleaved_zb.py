@@ -26,7 +26,7 @@ def interleaved_zb(devices: int, microbatches: int, *, chunks: int = 2) -> Sched
     then the other W. With one chunk this is ``zb-h1``.
 
     With F, I, W the times of a chunk, W ≤ F and m ≥ p: bubble inside the longest span of a device (p - 1)·(F + I - W), if that is not
-    negative, so 1/v of that of ``zb-h1``; p = 4, v = 2, m = 8 and F = I = W = 1 take 51. Peak min(m·v, p + (v - 1)·g) chunk activations
+    negative, 1/v of that of ``zb-h1``; p = 4, v = 2, m = 8 and F = I = W = 1 take 51. Peak min(m·v, p + (v - 1)·g) chunk activations
     on every device, until W ends. With m < p the order is legal and the bubble larger.
 
     Sources: Qi et al. 2024 (Zero Bubble Pipeline Parallelism) for the idea; the order is that of PyTorch's

@@ -117,7 +117,7 @@ def tighten(
     backwards = tuple(-change for change in ops.change)
     best = cost_of(streams, ops, microbatches, durations), streams
     current, done, stale = streams, 0, 0
-    while done != passes and stale < 4:
+    while done != passes and stale < 3:
         if done % 2:
             turned = _reversed(current, microbatches)
             current = _reversed(_fill(turned, outputs, inputs, microbatches, limit, durations, backwards), microbatches)

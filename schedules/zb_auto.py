@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipesim.errors import ScheduleError
 from pipesim.listscheduler import list_schedule
 from pipesim.op import Kind, Op
@@ -85,6 +87,8 @@ def zb_auto(
     times = {Kind.F: _per_stage("forward", forward, devices), Kind.I: _per_stage("input_grad", input_grad, devices)}
     times[Kind.W] = _per_stage("weight_grad", weight_grad, devices)
     limits = _limits(memory_limit, devices)
+    if not 0 <= latency < float("inf"):
+        raise ScheduleError(f"latency must be a finite time of at least 0, got {latency!r}")
     if not 0 <= weight_grad_memory <= 1:
         raise ScheduleError(f"weight_grad_memory is the part of an activation that stays for W, 0 to 1, got {weight_grad_memory!r}")
     bound = _lower_bound(microbatches, times, latency, limits, weight_grad_memory)
@@ -275,12 +279,14 @@ def _lower_bound(microbatches: int, times: dict[Kind, list[float]], latency: flo
 
 
 def _per_stage(name: str, value: float | Sequence[float], devices: int) -> list[float]:
-    values = list(value) if isinstance(value, Sequence) else [value] * devices
-    if len(values) != devices:
-        raise ScheduleError(f"{name} has {len(values)} values and there are {devices} stages; give one number, or one per stage")
-    if any(isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < float("inf") for number in values):
-        raise ScheduleError(f"{name} must be finite numbers of at least 0, got {value!r:.80}")
-    return [float(number) for number in values]
+    try:
+        values = np.asarray(value, dtype=np.float64)
+        spread = np.broadcast_to(values, (devices,))
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{name} must be one number, or {devices}, one per stage, got {value!r:.80}") from None
+    if not (np.isfinite(values).all() and values.min() >= 0):
+        raise ScheduleError(f"{name} must be finite and at least 0, got {value!r:.80}")
+    return [float(number) for number in spread]
 
 
 def _limits(value: float | Sequence[float] | None, devices: int) -> list[float]:

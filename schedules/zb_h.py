@@ -19,8 +19,8 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
         device 1 | .  F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3      the paper writes B for our I
 
     Device i starts with p - i forwards; then I_b, W_{b-i} if there is one, and a forward if one is left; then the other W.
-    With equal stages, W ≤ F and m ≥ p: makespan m·(F + I + W) + (p - 1)·(F + I - W), if that difference is not negative, and the
-    same bubble inside the longest span of a device. With m ≤ p and W ≤ min(F, I): (m + p - 1)·(F + I) + W. Peak of device i
+    With equal stages, W ≤ F and m ≥ p: bubble inside the longest span of a device (p - 1)·(F + I - W), makespan m·(F + I + W) and
+    that bubble, or (p - 1)·F if that is more. With m ≤ p and W ≤ min(F, I): makespan (m + p - 1)·(F + I) + W. Peak of device i
     (p - i)·M_B + i·M_W: p - i activations whose I is to come and i that wait for W. Any p, any m.
 
     Source: Qi et al. 2024 (Zero Bubble Pipeline Parallelism), section 2.2, figure 2 and table 2.
@@ -43,8 +43,8 @@ def zb_h2(devices: int, microbatches: int) -> Schedule:
 
     Device i starts with 2(p - i) - 1 forwards; then I_b, W_{b-2i} if there is one, and a forward if one is left; then the other W.
     With equal stages, W ≤ F and m ≥ 2p - 1: bubble inside the longest span of a device (p - 1)·(F + I - 2W), if that is not
-    negative. Peak of device i (2(p - i) - 1)·M_B + 2i·M_W. The spans start one after the other, so a makespan counts idle time
-    all the same. Any p, any m.
+    negative; makespan m·(F + I + W) and that bubble, or (p - 1)·F if that is more, because the spans start one after the other.
+    Peak of device i (2(p - i) - 1)·M_B + 2i·M_W. Any p, any m.
 
     Source: Qi et al. 2024 (Zero Bubble Pipeline Parallelism), section 2.3, figure 3 and table 2.
 

@@ -196,7 +196,7 @@ def test_equal_to_the_slow_one(data):
         return weights[0] * op.stage + weights[1] * op.microbatch + weights[2] * (op.kind is F)
 
     expected = slowly(place, microbatches, durations, latency, priority, caps, kept)
-    options = dict(priority=priority, latency=latency, max_in_flight=caps, kept_for_weight_grad=kept)
+    options = {"priority": priority, "latency": latency, "max_in_flight": caps, "kept_for_weight_grad": kept}
     if expected is None:
         with pytest.raises(ScheduleError, match="nothing can start"):
             list_schedule(place, microbatches, durations, **options)

@@ -26,7 +26,9 @@ def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
         print_json({"ok": True, **_facts(schedule)})
         return
     facts = _facts(schedule)
-    click.echo(f"{name}: right. {facts['devices']} devices, {facts['stages']} stages, {facts['microbatches']} microbatches, {facts['ops']} ops, weights {facts['weights']}")
+    click.echo(
+        f"{name}: right. {facts['devices']} devices, {facts['stages']} stages, {facts['microbatches']} microbatches, {facts['ops']} ops, weights {facts['weights']}"
+    )
     for stage, devices in facts["replicas"].items():
         click.echo(f"stage {stage} has replicas on devices {', '.join(map(str, devices))}")
 

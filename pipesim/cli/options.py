@@ -189,7 +189,11 @@ class Request:
         known = {key for name in generated for key in registry.options_of(registry.find(name))}
         for option in self._own:
             if option not in known:
-                own = f"options of {', '.join(generated)}: {', '.join(sorted(map(_flag, known)))}" if known else "the schedule has no options of its own"
+                own = (
+                    f"options of {', '.join(generated)}: {', '.join(sorted(map(_flag, known)))}"
+                    if known
+                    else "the schedule has no options of its own"
+                )
                 hint = did_you_mean(_flag(option), [*map(_flag, known), *map(_flag, self.values)])
                 raise click.UsageError(f"No such option: {_flag(option)}{hint or '; ' + own}")
 
@@ -224,20 +228,20 @@ class Request:
     def _own_options(self, name: str, generator: registry.Generator) -> dict[str, Any]:
         """The options of this schedule among the extra words, and the costs that its order depends on."""
         known = registry.options_of(generator)
-        options = {key: self.values[key] for key in known if key in self.values and self.values[key] is not None}
-        if self.values.get("costs") is not None and {"forward", "input_grad"} & known.keys():
-            options.update(self._costs_for_order(known))
+        options = {key: self.values[key] for key in known if self.values.get(key) is not None}
+        if "costs" in self.values:
+            options.update({key: value for key, value in self._times_for_order().items() if key in known})
         for key, text in self._own.items():
             if key in known:
                 options[key] = _converted(key, text, known[key].annotation)
         return options
 
-    def _costs_for_order(self, known: typing.Collection[str]) -> dict[str, Any]:
+    def _times_for_order(self) -> dict[str, Any]:
+        """The times that an order may depend on (zb-auto, v-auto, hanayo, ampnet): the same that it is then run with."""
         costs = self.costs()
         if not isinstance(costs, UniformCosts):
             return {}
-        names = ("forward", "backward", "input_grad", "weight_grad", "latency")
-        return {key: getattr(costs, key) for key in names if key in known and getattr(costs, key) is not None}
+        return {name: value.tolist() for name, value in costs.stage_times().items()}
 
     # -- costs and cluster -----------------------------------------------------------------------------------------
 

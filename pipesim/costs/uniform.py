@@ -167,6 +167,30 @@ class UniformCosts:
         """Groups of stages that share weights."""
         return self.tied
 
+    def stage_times(self) -> dict[str, Floats]:
+        """The times as they were given, what was left out filled in: forward, backward, input_grad, weight_grad, latency.
+
+        Each is one number or one per stage; tables per microbatch are left out. For schedules whose order depends on times.
+
+        Examples:
+            >>> {name: float(time) for name, time in UniformCosts(backward=4).stage_times().items()}
+            {'forward': 1.0, 'backward': 4.0, 'input_grad': 2.0, 'weight_grad': 2.0, 'latency': 0.0}
+        """
+        given = {name: None if getattr(self, name) is None else np.asarray(getattr(self, name)) for name in ("backward", "input_grad", "weight_grad")}
+        whole, first, second = given.values()
+        if whole is not None and first is None and second is None:
+            first = second = whole / 2
+        first = np.asarray(1.0 if whole is None or second is None else whole - second) if first is None else first
+        second = np.asarray(1.0 if whole is None else whole - first) if second is None else second
+        times = {
+            "forward": np.asarray(self.forward),
+            "backward": first + second if whole is None else whole,
+            "input_grad": first,
+            "weight_grad": second,
+        }
+        times["latency"] = np.asarray(self.latency or 0.0)
+        return {name: time for name, time in times.items() if time.ndim < 2}
+
     # -- spreading numbers ---------------------------------------------------------------------------------------------
 
     def _backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:

@@ -4,8 +4,8 @@ A device is ``for slot: receive ...; timeout; send ...``. It yields only where i
 transport's affair: it has ``send(message)`` and ``receive(message) -> Event | None``, and that is where blocking,
 rendezvous or shared links fit in.
 
-Times are exact: an event at ``now + delay`` is what the formulas add up, so links keep a queue and real events. (A
-remembered "free at" time is not exact in float64: now + (t - now) may differ from t.)
+Times are exact: they are what the formulas add up, in their order. A link keeps a queue and real events, but has one event
+per message where nothing queues: its arrival, at the very time that the formula gives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import simpy
 from numpy.typing import NDArray
-from simpy.events import Event, EventPriority, Timeout
+from simpy.events import NORMAL, Event, EventPriority
 
 from pipesim.engine.deadlock import explain
 from pipesim.engine.program import Program, Times
@@ -26,56 +26,62 @@ from pipesim.engine.program import Program, Times
 __all__ = ["run"]
 
 
-class Arrival(Event):
-    """The arrival of one message; may be waited for before anybody knows when it will be."""
+class Clock(simpy.Environment):
+    """Time, which can also be told when something happens: now + (t - now) may differ from t in float64."""
 
-    __slots__ = ()
-
-    def after(self, delay: float) -> None:
-        """Schedules the arrival; what Timeout does in its constructor."""
-        self._ok = True
-        self._value = None
-        self.env.schedule(self, delay=delay)
+    def trigger_at(self, event: Event, time: float) -> None:
+        """Lets an event happen at *time*, exactly."""
+        event._ok = True
+        event._value = None
+        heapq.heappush(self._queue, (time, NORMAL, next(self._eid), event))
 
 
 class Transport:
     """Messages that only take their link's latency, and do not queue.
 
     Attributes:
-        arrivals: Message (step x messages + message) to its arrival. Whoever comes first, sender or receiver, makes it and
-            puts it here, the other takes it out: so only messages on their way are held.
+        arrivals: Message (step x messages + message) to the time at which it is there, where nobody has asked for it yet.
+        awaited: Message to the event that its receiver waits for, where nobody knows yet when it will be there. Whoever
+            comes first leaves a note in one of the two, the other takes it out: so only messages on their way are held, and
+            only those that somebody waits for have an event.
     """
 
-    def __init__(self, env: simpy.Environment, program: Program) -> None:
+    def __init__(self, env: Clock, program: Program) -> None:
         self.env = env
         self.count = len(program.latency)
         self.latency: list[float] = program.latency.tolist()
-        self.arrivals: dict[int, Arrival] = {}
+        self.arrivals: dict[int, float] = {}
+        self.awaited: dict[int, Event] = {}
 
     def send(self, message: int) -> None:
         """Takes a message whose producer has just ended."""
-        self._arrive(message)
+        self.arrive_at(message, self.env.now + self.latency[message % self.count])
 
     def receive(self, message: int) -> Event | None:
         """Returns what to wait for, or None if the message is there."""
         arrival = self.arrivals.pop(message, None)
         if arrival is None:
-            arrival = self.arrivals[message] = Arrival(self.env)
-            return arrival
-        return None if arrival.callbacks is None else arrival
+            event = self.awaited[message] = Event(self.env)
+            return event
+        if arrival <= self.env.now:
+            return None
+        event = Event(self.env)
+        self.env.trigger_at(event, arrival)
+        return event
 
-    def _arrive(self, message: int) -> Arrival:
-        arrival = self.arrivals.pop(message, None)
-        if arrival is None:
-            arrival = self.arrivals[message] = Arrival(self.env)
-        arrival.after(self.latency[message % self.count])
-        return arrival
+    def arrive_at(self, message: int, time: float) -> None:
+        """Lets a message be there at a time."""
+        event = self.awaited.pop(message, None)
+        if event is None:
+            self.arrivals[message] = time
+        else:
+            self.env.trigger_at(event, time)
 
 
 class QueueingTransport(Transport):
     """Links with a bandwidth: each serves one message at a time, first come first served."""
 
-    def __init__(self, env: simpy.Environment, program: Program) -> None:
+    def __init__(self, env: Clock, program: Program) -> None:
         super().__init__(env, program)
         self.transfer: list[float] = program.transfer.tolist()
         # None for a message whose link has no bandwidth
@@ -88,38 +94,46 @@ class QueueingTransport(Transport):
         link = self.links[message % self.count]
         if link is None:
             self.departed[message] = self.env.now
-            self._arrive(message)
-        elif link.busy:
-            link.queue.append(message)
+            super().send(message)
         else:
-            link.serve(message)
+            link.ask(message)
 
 
 class Link:
     """One direction between two devices. Only its source device sends on it, so program order is arrival order."""
 
-    __slots__ = ("busy", "env", "queue", "transferred", "transport")
+    __slots__ = ("env", "free", "queue", "transport")
 
     def __init__(self, transport: QueueingTransport) -> None:
         self.transport = transport
         self.env = transport.env
-        self.busy = False
+        self.free = 0.0  # when the message that it carries has left it
         self.queue: deque[int] = deque()
-        self.transferred = self._transferred  # bound once and not for every message
 
-    def serve(self, message: int) -> None:
-        """Starts the transfer of a message."""
-        self.busy = True
-        transport, env = self.transport, self.env
-        transport.departed[message] = env.now
-        Timeout(env, transport.transfer[message % transport.count], message).callbacks.append(self.transferred)
+    def ask(self, message: int) -> None:
+        """Takes a message, or queues it until those before it have left."""
+        if self.env.now >= self.free and not self.queue:
+            self._serve(message)
+            return
+        if not self.queue:
+            self._wake_when_free()
+        self.queue.append(message)
 
-    def _transferred(self, transfer: Event) -> None:
-        self.transport._arrive(transfer._value)
+    def _serve(self, message: int) -> None:
+        transport, now, number = self.transport, self.env.now, message % self.transport.count
+        transport.departed[message] = now
+        self.free = now + transport.transfer[number]
+        transport.arrive_at(message, self.free + transport.latency[number])
+
+    def _wake_when_free(self) -> None:
+        wake = Event(self.env)
+        wake.callbacks.append(self._freed)
+        self.env.trigger_at(wake, self.free)
+
+    def _freed(self, _: Event) -> None:
+        self._serve(self.queue.popleft())
         if self.queue:
-            self.serve(self.queue.popleft())
-        else:
-            self.busy = False
+            self._wake_when_free()
 
 
 class OffloadTransport(Transport):
@@ -129,7 +143,7 @@ class OffloadTransport(Transport):
     that time has happened, by (time asked, device, position).
     """
 
-    def __init__(self, env: simpy.Environment, program: Program) -> None:
+    def __init__(self, env: Clock, program: Program) -> None:
         super().__init__(env, program)
         self.transfer: list[float] = program.transfer.tolist()
         self.device: list[int] = program.transfer_device.tolist()
@@ -154,18 +168,20 @@ class OffloadTransport(Transport):
         link = self.links[transfer % self.count]
         if link is None:
             self.departed[transfer] = self.env.now
-            self._arrive(transfer)
+            self.transferred(transfer)
         else:
             link.ask(transfer)
 
-    def _arrive(self, message: int) -> Arrival:
-        arrival = super()._arrive(message)
-        lane = self.lanes[message % self.count]
+    def transferred(self, transfer: int) -> None:
+        """Lets a transfer that has left its link be there after the link's latency."""
+        number = transfer % self.count
+        time, lane = self.env.now + self.latency[number], self.lanes[number]
         if lane is not None:
-            arrival.callbacks.append(lane.ended)
-            if message % self.count in self.out:  # nobody waits for it
-                del self.arrivals[message]
-        return arrival
+            ended = Event(self.env)
+            ended.callbacks.append(lane.ended)
+            self.env.trigger_at(ended, time)
+        if number not in self.out:  # nobody waits for an OFFLOAD
+            self.arrive_at(transfer, time)
 
 
 # After every other event of the same time, which SimPy schedules as 0 (urgent) or 1 (normal).
@@ -206,7 +222,7 @@ class SharedLink:
 
     def _transferred(self, event: Event) -> None:
         transfer: Any = event.value
-        self.transport._arrive(transfer)
+        self.transport.transferred(transfer)
         self.busy = False
         self._choose_last()
 
@@ -242,7 +258,7 @@ class Meeting:
 
     __slots__ = ("everybody", "missing")
 
-    def __init__(self, env: simpy.Environment, missing: int) -> None:
+    def __init__(self, env: Clock, missing: int) -> None:
         self.missing = missing
         self.everybody = env.event()
         if not missing:
@@ -261,7 +277,7 @@ def run(program: Program) -> Times:
     Raises:
         DeadlockError: Some device cannot go on.
     """
-    env = simpy.Environment()
+    env = Clock()
     make_transport = OffloadTransport if len(program.moves) else QueueingTransport if program.queued.any() else Transport
     transport = make_transport(env, program)
     total = program.schedule.num_slots * program.steps
@@ -300,7 +316,7 @@ class _State:
         after: The same, to the meetings that it comes to when it ends.
     """
 
-    def __init__(self, env: simpy.Environment, program: Program, start: list[float], end: list[float]) -> None:
+    def __init__(self, env: Clock, program: Program, start: list[float], end: list[float]) -> None:
         self.env, self.program, self.start, self.end = env, program, start, end
         self.position: dict[int, int | None] = dict.fromkeys(program.used_devices.tolist(), 0)
         self.barriers = [Meeting(env, len(self.position)) for _ in range(program.steps)] if program.barrier else None

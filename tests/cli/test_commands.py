@@ -98,7 +98,25 @@ def test_seconds_have_no_defaults(pipesim):
 
 
 def test_bandwidth_has_a_unit(pipesim):
-    run = pipesim("simulate", "gpipe", "-p", 2, "-m", 1, "--unit", "s", "--forward", 1, "--backward", 1, "--message", "100 MB", "--bandwidth", "25 Gbit/s", "--json")
+    run = pipesim(
+        "simulate",
+        "gpipe",
+        "-p",
+        2,
+        "-m",
+        1,
+        "--unit",
+        "s",
+        "--forward",
+        1,
+        "--backward",
+        1,
+        "--message",
+        "100 MB",
+        "--bandwidth",
+        "25 Gbit/s",
+        "--json",
+    )
     assert json.loads(run.stdout)["makespan"] == pytest.approx(4 + 2 * 0.032)  # 100 MB over 25 Gbit/s is 32 ms
     refused = pipesim("simulate", "gpipe", "-p", 2, "-m", 1, "--unit", "s", "--forward", 1, "--backward", 1, "--bandwidth", "25")
     assert refused.returncode == 1
