@@ -75,7 +75,7 @@ def grid(schedules: Any, devices: Any = (), microbatches: Any = (), **axes: Any)
         if len(result) + math.prod(map(len, axes_here.values())) > _LARGEST:
             raise ScheduleError(f"the sweep has more than {_LARGEST} configurations; take fewer values, or several sweeps")
         for combination in itertools.product(*axes_here.values()):
-            configuration = {"schedule": name, **dict(zip(axes_here, combination, strict=True))}
+            configuration = {"schedule": name, **dict.fromkeys(values), **dict(zip(axes_here, combination, strict=True))}
             result.setdefault(_text(configuration), configuration)
     return _with_units(list(result.values()))
 

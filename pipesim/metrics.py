@@ -28,6 +28,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_overhead",
     "busy",
+    "first_stage_updates",
     "idle_causes",
     "iteration_time",
     "makespan",
@@ -80,10 +81,8 @@ def iteration_time(timeline: Timeline) -> float:
     With the barrier the makespan of one step, without it the largest span of one device, both of the last step. For an
     asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
     """
-    schedule = timeline.schedule
-    if schedule.weights != "flush" and schedule.has(Kind.U):
-        slots = np.flatnonzero((schedule.kind[schedule.slot_row] == int(Kind.U)) & (schedule.stage[schedule.slot_row] == 0))
-        own = slots[schedule.slot_device[slots] == schedule.slot_device[slots[0]]]
+    if timeline.schedule.weights != "flush" and timeline.schedule.has(Kind.U):
+        own = first_stage_updates(timeline.schedule)
         if len(own) > 1:
             return float((timeline.end[0, own[-1]] - timeline.end[0, own[0]]) / (len(own) - 1))
         return makespan(timeline)
@@ -91,6 +90,12 @@ def iteration_time(timeline: Timeline) -> float:
     if timeline.barrier:
         return float(timeline.end[last].max() - timeline.start[last].min())
     return float(_spans(timeline, last).max())
+
+
+def first_stage_updates(schedule: Schedule) -> NDArray[np.int64]:
+    """Slots of the updates of stage 0 on the first device that has any: what an asynchronous run's iterations are counted by."""
+    slots = np.flatnonzero((schedule.kind[schedule.slot_row] == int(Kind.U)) & (schedule.stage[schedule.slot_row] == 0))
+    return slots[schedule.slot_device[slots] == schedule.slot_device[slots[:1]]]
 
 
 def bubble_fraction(timeline: Timeline) -> float:

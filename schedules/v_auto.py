@@ -49,7 +49,7 @@ def v_auto(
     V-ZB are always among those worked out, where they keep the limit.
 
     With F = I = W and m >= 2p the bubble in the longest span, in slots of a chunk, is
-    3p - 1 - 3k + max(3p, p - 1 + 2(1 + ⌊(k + 1)/2⌋)) for a limit of k chunk activations, from V-Min's 2⌊(p + 4)/3⌋ (for p >= 3) to 2p, where it is
+    3p - 1 - 3k + max(3p, p - 1 + 2(1 + ⌊(k + 1)/2⌋)) for a limit of k chunk activations, from V-Min's 2⌊(p + 4)/3⌋ to 2p, where it is
     0. Below that the microbatches come further apart, and every one costs more; the least is 2, one microbatch at a time.
 
     Legal sizes: any p, any m, a limit of at least 2. The time of the search grows with p²: about a second for p = 8.
@@ -71,6 +71,8 @@ def v_auto(
     Examples:
         >>> print(v_auto(2, 2, memory_limit=3))
         name: v-auto
+        device 0 | 0F0 0F1 3F0 3I0 3W0 0I0 0W0 3F1 3I1 3W1 0I1 0W1
+        device 1 | 1F0 2F0 1F1 2I0 1I0 2W0 2F1 1W0 2I1 1I1 2W1 1W1
     """
     limit = 2 * devices if memory_limit is None else require_count("memory_limit", memory_limit, minimum=2)
     times = [_time("forward", forward), _time("input_grad", input_grad), _time("weight_grad", weight_grad)]
@@ -162,6 +164,7 @@ def _within(blocks: Blocks, limit: int, period: int) -> Blocks:
 def _peaks(blocks: Blocks, period: int) -> NDArray[np.int64]:
     """(blocks,) the most chunk activations that a device holds in the steady state."""
     slot = np.arange(period).reshape(-1, 1, 1)
-    # of chunk c: as many as have started F up to this slot, without those that have ended W before it
-    held = sum((slot - blocks[chunk]) // period - (slot - blocks[5 - chunk] - 1) // period for chunk in (0, 1))
-    return np.asarray(held).max(axis=(0, 2))
+    held: NDArray[np.int64] = np.zeros((period, *blocks.shape[1:]), np.int64)
+    for chunk in (0, 1):  # as many as have started F up to this slot, without those that have ended W before it
+        held += (slot - blocks[chunk]) // period - (slot - blocks[5 - chunk] - 1) // period
+    return np.asarray(held.max(axis=(0, 2)))

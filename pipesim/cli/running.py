@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipesim import registry
-from pipesim.cli.options import Request, json_option, print_json, request_options, schedule_command
+from pipesim.cli.options import Request, is_run, json_option, print_json, request_options, schedule_command
 from pipesim.errors import DeadlockError, ScheduleError
 from pipesim.timeline import Timeline, compare
 
@@ -53,18 +53,19 @@ def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values
     chosen = request.names
     if every:
         chosen += [name for name in _first_names() if name not in chosen]
-    runs: list[Timeline] = []
+    runs: list[tuple[str, Timeline]] = []
     refused: dict[str, str] = {}
     for name in _shown(chosen):
         try:
-            runs.append(request.run(name))
+            runs.append((name, request.run(name)))
         except (ScheduleError, DeadlockError) as error:
             if not every:
                 raise
             refused[name] = str(error).partition("\n")[0]
     if len(runs) < 2:
         raise click.UsageError("compare wants at least two schedules or saved runs")
-    table = compare(*runs)
+    shown = [run.schedule.name if registry.is_file(name) or is_run(name) else name for name, run in runs]
+    table = compare(*(run for _, run in runs), names=shown)
     if as_json:
         print_json({**table.as_dict(), "refused": refused})
         return

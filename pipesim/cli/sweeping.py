@@ -70,7 +70,7 @@ def _axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Also draw all rows and the front, as .png, .svg or .pdf.")
 @json_option
 def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot: str | None, as_json: bool, **values: Any) -> None:
-    """Run every combination of lists of values; the same command continues what was interrupted.
+    r"""Run every combination of lists of values; the same command continues what was interrupted.
 
     \b
     pipesim sweep 1f1b gpipe --devices 4,8 --microbatches 8,16,32 --forward 1 --backward 2 --latency 0,0.25,1
@@ -143,8 +143,8 @@ def _axes(words: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
     request = Request([*_listed(listed), *words], dict(values))
     if not request.names:
         raise click.UsageError("Missing schedules: name some, such as pipesim sweep 1f1b gpipe; pipesim list shows them")
-    given = {name: file.get(name) if values[name] is None else _parts(values[name]) for name in _AXES[1:]}
-    given = {name: _listed(value) for name, value in given.items() if value is not None}
+    said = {name: file.get(name) if values[name] is None else _parts(values[name]) for name in _AXES[1:]}
+    given: dict[str, list[Any]] = {name: _listed(value) for name, value in said.items() if value is not None}
     scale = {"slot": None, "s": 1.0, "ms": 1e-3, "us": 1e-6}[values["unit"] or file.get("unit", "slot")]
     if "costs" in given and scale is not None:
         raise click.UsageError("--costs gives the unit already; leave out --unit")
@@ -205,10 +205,11 @@ def _read(path: str) -> dict[str, Any]:
 
     value = bool | int | float | str
     axis = value | list[value | list[int | float | str]]
-    fields: dict[str, Any] = {name: (axis | None, None) for name in _AXES}
+    fields: dict[str, Any] = dict.fromkeys(_AXES, (axis | None, None))
     fields |= {"unit": (Literal["slot", "s", "ms", "us"], "slot"), "barrier": (bool, True), "options": (dict[str, axis], {})}
     model = create_model("SweepFile", __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    return parse_toml(model, read_limited(path), path).model_dump(exclude_none=True)
+    result: dict[str, Any] = parse_toml(model, read_limited(path), path).model_dump(exclude_none=True)
+    return result
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------

@@ -117,16 +117,42 @@ def simulate_many(
         >>> simulate_many(schedule, durations=slow).makespan.tolist()
         [33.0, 49.5]
     """
-    check_engine(engine)
     schedule.check()
     costs = UniformCosts() if costs is None else costs
     cluster = linked_cluster(costs, cluster, schedule)
     refuse(schedule, 1)
-    schedule, table = _durations(schedule, costs, n, durations)
+    if durations is None:
+        schedule, table = with_timed_updates(schedule, costs, 1 if n is None else require_count("n", n))
+    else:
+        table = checked_durations(durations, schedule, "durations")
+        if n not in (None, len(table)):
+            raise ScheduleError(f"n is {n} and durations has {len(table)} rows; leave n out")
+    if not len(table):
+        raise ScheduleError("durations has no row; give one per run")
     table = table / cluster.speeds(schedule.num_devices)[schedule.slot_device]
     footprint = Footprint.of(schedule, costs)
     moved = moves(schedule)
     program = Program(schedule, table[0], footprint.message, cluster, 1, barrier, footprint.kept[moved.stage, moved.microbatch])
-    evaluate = _compiled if choose(program, engine, len(table)) == "compiled" else _one_by_one
-    first_start, last_end, busy, start, end = evaluate(program, table, keep_times, engine)
-    ...
+    engine = choose(program, engine, len(table))
+    updates = first_stage_updates(schedule)
+    watched = updates[[0, -1]] if schedule.weights != "flush" and len(updates) > 1 else updates[:0]
+    evaluate = _together if engine == "compiled" and not compiled.has_shared_queues(program) else partial(_one_by_one, engine=engine)
+    shape = (len(table), schedule.num_devices)
+    first_start, last_end, busy = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    starts, ends = (np.empty(table.shape if keep_times else (0, 0)) for _ in range(2))
+    watched_end = np.empty((len(table), len(watched)))
+    evaluate(program, table, watched, first_start, last_end, busy, watched_end, starts, ends)
+    makespan = ...
+    return Evaluations()
+
+
+def _one_by_one(program: Program, table: Floats, watched, ..., engine: Engine) -> None:
+    """Each run for itself."""
+    bounds, used, device = program.schedule.device_slots, program.used_devices, program.schedule.slot_device
+    for number, durations in enumerate(table):
+        start, end = (column[0] for column in run(program.with_durations(durations), engine)[:2])
+        first_start[number, used], last_end[number, used] = start[bounds[used]], end[bounds[used + 1] - 1]
+        busy[number] = np.bincount(device, weights=end - start, minlength=busy.shape[1])
+        watched_end[number] = end[watched]
+        if len(starts):
+            starts[number], ends[number] = start, end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipesim.memory import CATEGORIES
 from pipesim.metrics import DEFINITIONS, IDLE_CAUSES
 from pipesim.op import Kind, Op
 from pipesim.units import format_bytes, format_time
-from pipesim.viz.scene import Scene, printable, scene, time_axis
+from pipesim.viz.scene import Scene, printable, scene, size_axis, time_axis
 
 if TYPE_CHECKING:
     from pipesim.timeline import Comparison, Timeline
@@ -70,10 +71,14 @@ def _value(name: str, value: Any, unit: str) -> str:
         return format_time(value, unit) + ("" if unit == "s" else " slots")
     if not isinstance(value, list | tuple):
         return f"{value:.4f}"
-    texts = [format_bytes(number, unit) if name == "peak_memory" else f"{number:.4g}" for number in value]
+    return _listed([format_bytes(number, unit) if name == "peak_memory" else f"{number:.4g}" for number in value], value)
+
+
+def _listed(texts: list[str], values: Sequence[float], separator: str = ", ") -> str:
+    """One text per device; once where all are the same, the extremes where there are many."""
     if len(set(texts)) == 1:
         return f"{texts[0]} each" if len(texts) > 1 else texts[0]
-    return ", ".join(texts) if len(texts) <= 8 else f"{texts[int(np.argmin(value))]} to {texts[int(np.argmax(value))]}"
+    return separator.join(texts) if len(texts) <= 8 else f"{texts[int(np.argmin(values))]} to {texts[int(np.argmax(values))]}"
 
 
 def _time_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
@@ -179,13 +184,17 @@ def comparison(compared: Comparison) -> str:
         gpipe  33 slots     1.0000    33 slots
         1f1b   33 slots     1.0000    33 slots
     """
-    names = [name for name, _ in compared.rows]
-    heads = [_halves(name) for name in names]
+    shown = {name: values for name, values in compared.rows if name != "peak_activation_share"}  # --json has it
+    # one unit for the memory of all runs, so that a column of numbers can be compared at a glance
+    factor, unit = size_axis(max((max(values, default=0.0) for values in shown["peak_memory"]), default=0.0), compared.unit)
+    memory = [_listed([f"{value * factor:.3g}" for value in values], values, " ") for values in shown["peak_memory"]]
+    heads = [_halves(name) if name != "peak_memory" else ("peak_memory", f"per device ({unit})") for name in shown]
     rows = [["", *(first for first, _ in heads)], ["", *(second for _, second in heads)]]
     for number, run in enumerate(compared.names):
-        rows.append([printable(run), *(_value(name, values[number], compared.unit) for name, values in compared.rows)])
+        values = [memory[number] if name == "peak_memory" else _value(name, values[number], compared.unit) for name, values in shown.items()]
+        rows.append([printable(run), *values])
     definitions = {"makespan_ratio": "makespan / makespan of the first run", **DEFINITIONS}
-    return "\n".join([*_table(rows), "", *(f"  {name}: {definitions[name]}" for name in names if name in definitions)])
+    return "\n".join([*_table(rows), "", *(f"  {name}: {definitions[name]}" for name in shown if name in definitions)])
 
 
 def _halves(name: str) -> tuple[str, str]:
