@@ -22,14 +22,16 @@ from pipesim.viz import svg, text
 DEVICES, MICROBATCHES = 4, 8
 # The same model for all: F = I = W = 1 per device and microbatch, half of it in each of two chunks.
 COSTS = UniformCosts(forward=1, input_grad=1, weight_grad=1, weights=1, activation=1, stages=DEVICES)
+# seq1f1b cuts each microbatch in two pieces, so that each takes half and the work stays the same.
+COSTS_OF = {"seq1f1b": UniformCosts(forward=0.5, input_grad=0.5, weight_grad=0.5, weights=1, activation=0.5, stages=DEVICES)}
 # pipad has its three devices, whatever the size of the others.
 SIZES = {"pipad": (3, MICROBATCHES)}
 
 STYLE = """
-body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; line-height: 1.45; }
+body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 92rem; padding: 0 1rem; line-height: 1.45; }
 pre { overflow: auto; background: #8881; padding: .8rem; border-radius: 6px; }
 table { border-collapse: collapse; font-size: .9rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #8884; text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .45rem; border-bottom: 1px solid #8884; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .wide { overflow-x: auto; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
@@ -83,7 +85,7 @@ def schedule_page(all_names: list[str], generator: Generator, run: Timeline) -> 
     if others:
         parts.append(f"<p>Also: {html.escape(', '.join(others))}.</p>")
     parts.append(f"<pre>{html.escape(inspect.getdoc(generator) or '')}</pre>")
-    parts.append(f"<h2>{run.schedule.num_devices} devices, {run.schedule.num_microbatches} microbatches, F = I = W = 1 per device</h2>")
+    parts.append(f"<h2>{run.schedule.num_devices} devices, {MICROBATCHES} microbatches, F = I = W = 1 per device</h2>")
     parts.append(f"<figure>{svg.timeline_svg(run)}</figure>")
     parts.append(f"<pre>{html.escape(text.gantt(run, width=400))}</pre><pre>{html.escape(str(run.schedule))}</pre>")
     parts.append(f"<h2>Memory</h2><figure>{memory_svg(run)}</figure>")
@@ -115,7 +117,7 @@ def build(target: Path) -> list[str]:
     for generator, all_names in names().items():
         name = all_names[0]
         try:
-            run = simulate(generate(name, *SIZES.get(name, (DEVICES, MICROBATCHES))), COSTS)
+            run = simulate(generate(name, *SIZES.get(name, (DEVICES, MICROBATCHES))), COSTS_OF.get(name, COSTS))
         except ScheduleError as error:
             left_out.append(f"{name}: {error}")
             continue

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipesim.costs import UniformCosts as UniformCosts
     from pipesim.costs import read_costs as read_costs
     from pipesim.engine import simulate as simulate
+    from pipesim.engine.batch import simulate_many as simulate_many
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
     from pipesim.jitter import Empirical as Empirical
@@ -77,6 +78,7 @@ _HOME = {
     "read_costs": "costs",
     "run_sweep": "sweep",
     "simulate": "engine",
+    "simulate_many": "engine.batch",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -95,7 +95,7 @@ def iteration_time(timeline: Timeline) -> float:
 def first_stage_updates(schedule: Schedule) -> NDArray[np.int64]:
     """Slots of the updates of stage 0 on the first device that has any: what an asynchronous run's iterations are counted by."""
     slots = np.flatnonzero((schedule.kind[schedule.slot_row] == int(Kind.U)) & (schedule.stage[schedule.slot_row] == 0))
-    return slots[schedule.slot_device[slots] == schedule.slot_device[slots[:1]]]
+    return np.asarray(slots[schedule.slot_device[slots] == schedule.slot_device[slots[:1]]])
 
 
 def bubble_fraction(timeline: Timeline) -> float:

@@ -176,6 +176,7 @@ def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> t
 def checked_durations(durations: ArrayLike, schedule: Schedule, who: str) -> NDArray[np.float64]:
     """(runs, slots) durations as float64, finite and at least 0, or ScheduleError."""
     table = np.asarray(durations, dtype=np.float64)
-    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not (np.isfinite(table.min(initial=0)) and 0 <= table.min(initial=0) and np.isfinite(table.max(initial=0))):
+    extremes = np.array([table.min(initial=0), table.max(initial=0)])
+    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not np.isfinite(extremes).all() or extremes[0] < 0:
         raise ScheduleError(f"{who} gives durations of shape {table.shape[1:]}; right is ({schedule.num_slots},), finite and at least 0")
     return table

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipesim.cluster import Cluster, Unit
 from pipesim.costs import CostModel, UniformCosts
-from pipesim.engine import Engine, check_engine, choose, linked_cluster, refuse, run, with_timed_updates
+from pipesim.engine import Engine, checked_durations, choose, compiled, linked_cluster, refuse, run, with_timed_updates
+from pipesim.engine.kernels import Figures
 from pipesim.engine.program import Program
 from pipesim.errors import ScheduleError, require_count
 from pipesim.memory import Footprint, moves
-from pipesim.metrics import updates_between
+from pipesim.metrics import first_stage_updates
 from pipesim.schedule import Schedule
 
 __all__ = ["Evaluations", "simulate_many"]
@@ -28,54 +28,37 @@ class Evaluations:
 
     Attributes:
         schedule: What ran, with the updates that take time.
-        first_start: (n, devices) when the first slot of each device started; 0 for a device without slots.
-        last_end: (n, devices) when its last slot ended.
-        busy: (n, devices) its time in slots.
-        iteration_time: (n,)
         unit: ``"s"`` or ``"slot"``.
-        start: (n, slots) start of every slot, if asked for.
-        end: (n, slots) its end.
+        makespan: (n,) last end - first start.
+        iteration_time: (n,) with the barrier the makespan, without it the largest span; per update for an asynchronous run.
+        bubble_fraction: (n,) 1 - sum of busy / (devices x makespan).
+        bubble_overhead: (n,) (makespan - ideal) / ideal, ideal = the busiest device's busy time.
+        span_bubble_rate: (n,) (largest span - ideal) / largest span, span = last end - first start on one device.
+        busy: (n, devices) time in slots.
+        first_start: (n, devices) start of each device's first slot; 0 for a device without slots.
+        last_end: (n, devices) end of its last slot.
+        start: (n, slots) start of every slot; (0, 0) unless asked for.
+        end: (n, slots) its end; (0, 0) unless asked for.
     """
 
     schedule: Schedule
+    unit: Unit
+    makespan: Floats
+    iteration_time: Floats
+    bubble_fraction: Floats
+    bubble_overhead: Floats
+    span_bubble_rate: Floats
+    busy: Floats
     first_start: Floats
     last_end: Floats
-    busy: Floats
-    iteration_time: Floats
-    unit: Unit
-    start: Floats | None = None
-    end: Floats | None = None
+    start: Floats = field(repr=False)
+    end: Floats = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.busy)
 
-    @cached_property
-    def makespan(self) -> Floats:
-        """(n,) last end - first start."""
-        used = self._used
-        return np.asarray(self.last_end[:, used].max(axis=1) - self.first_start[:, used].min(axis=1))
-
-    @cached_property
-    def bubble_fraction(self) -> Floats:
-        """(n,) 1 - sum of busy / (devices x makespan)."""
-        total = self.schedule.num_devices * self.makespan
-        return _ratios(total - self.busy.sum(axis=1), total)
-
-    @cached_property
-    def bubble_overhead(self) -> Floats:
-        """(n,) (makespan - ideal) / ideal, ideal = the busiest device's busy time."""
-        ideal = self.busy.max(axis=1)
-        return _ratios(self.makespan - ideal, ideal)
-
-    @cached_property
-    def span_bubble_rate(self) -> Floats:
-        """(n,) (largest span - ideal) / largest span, span = last end - first start on one device."""
-        largest = (self.last_end - self.first_start).max(axis=1)
-        return _ratios(largest - self.busy.max(axis=1), largest)
-
-    @property
-    def _used(self) -> NDArray[np.int64]:
-        return np.flatnonzero(np.diff(self.schedule.device_slots))
+    def __repr__(self) -> str:
+        return f"<{len(self)} evaluations of {self.schedule.name!r}: makespan {self.makespan.min():.6g} to {self.makespan.max():.6g}>"
 
 
 def simulate_many(
@@ -134,25 +117,46 @@ def simulate_many(
     moved = moves(schedule)
     program = Program(schedule, table[0], footprint.message, cluster, 1, barrier, footprint.kept[moved.stage, moved.microbatch])
     engine = choose(program, engine, len(table))
-    updates = first_stage_updates(schedule)
-    watched = updates[[0, -1]] if schedule.weights != "flush" and len(updates) > 1 else updates[:0]
-    evaluate = _together if engine == "compiled" and not compiled.has_shared_queues(program) else partial(_one_by_one, engine=engine)
-    shape = (len(table), schedule.num_devices)
-    first_start, last_end, busy = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    starts, ends = (np.empty(table.shape if keep_times else (0, 0)) for _ in range(2))
-    watched_end = np.empty((len(table), len(watched)))
-    evaluate(program, table, watched, first_start, last_end, busy, watched_end, starts, ends)
-    makespan = ...
-    return Evaluations()
+    updates = first_stage_updates(schedule) if schedule.weights != "flush" else np.zeros(0, np.int64)
+    watched = updates[[0, -1]].astype(np.int32) if len(updates) > 1 else np.zeros(0, np.int32)
+    found = Figures.empty(len(table), schedule.num_devices, schedule.num_slots, watched, keep_times)
+    if engine == "compiled" and not compiled.has_shared_queues(program):
+        compiled.run_many(program, table, found)
+    else:
+        _one_by_one(program, table, found, engine)
+    return _evaluations(program, costs.unit, found, len(updates) - 1)
 
 
-def _one_by_one(program: Program, table: Floats, watched, ..., engine: Engine) -> None:
-    """Each run for itself."""
+def _evaluations(program: Program, unit: Unit, found: Figures, intervals: int) -> Evaluations:
+    """The figures that follow from the others."""
+    schedule, used = program.schedule, program.used_devices
+    makespan = found.last_end[:, used].max(axis=1) - found.first_start[:, used].min(axis=1)
+    span, ideal = (found.last_end - found.first_start).max(axis=1), found.busy.max(axis=1)
+    if intervals > 0:
+        iteration_time = (found.watched_end[:, 1] - found.watched_end[:, 0]) / intervals
+    else:
+        iteration_time = makespan if program.barrier or intervals == 0 else span
+    total = schedule.num_devices * makespan
+    return Evaluations(
+        *(schedule, unit, makespan, iteration_time),
+        *(_ratios(total - found.busy.sum(axis=1), total), _ratios(makespan - ideal, ideal), _ratios(span - ideal, span)),
+        *(found.busy, found.first_start, found.last_end, found.start, found.end),
+    )
+
+
+def _ratios(part: Floats, whole: Floats) -> Floats:
+    """The quotients; 0 where it is the dust of float sums, or nothing takes time."""
+    there = np.abs(part) >= 1e-12 * whole
+    return np.divide(part, whole, out=np.zeros_like(part), where=there & (whole > 0))
+
+
+def _one_by_one(program: Program, table: Floats, found: Figures, engine: Engine) -> None:
+    """Each run for itself: on SimPy, or where the order of a queue depends on the durations."""
     bounds, used, device = program.schedule.device_slots, program.used_devices, program.schedule.slot_device
     for number, durations in enumerate(table):
-        start, end = (column[0] for column in run(program.with_durations(durations), engine)[:2])
-        first_start[number, used], last_end[number, used] = start[bounds[used]], end[bounds[used + 1] - 1]
-        busy[number] = np.bincount(device, weights=end - start, minlength=busy.shape[1])
-        watched_end[number] = end[watched]
-        if len(starts):
-            starts[number], ends[number] = start, end
+        start, end = (times[0] for times in run(program.with_durations(durations), engine)[:2])
+        found.first_start[number, used], found.last_end[number, used] = start[bounds[used]], end[bounds[used + 1] - 1]
+        found.busy[number] = np.bincount(device, weights=end - start, minlength=len(bounds) - 1)
+        found.watched_end[number] = end[found.watched]
+        if len(found.start):
+            found.start[number], found.end[number] = start, end

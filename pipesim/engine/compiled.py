@@ -88,7 +88,7 @@ def _compile(loop: Any, arguments: tuple[Any, ...]) -> None:
     import numba
     from numba.core import event
 
-    class Notice(event.Listener):  # type: ignore[misc, name-defined]
+    class Notice(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
             _say_once("pipesim compiles its fast engine, once per installation; this takes some seconds")
 
@@ -103,16 +103,12 @@ def _compile(loop: Any, arguments: tuple[Any, ...]) -> None:
 @contextlib.contextmanager
 def _one_process(folder: str | None) -> Iterator[None]:
     """Holds a lock file in the folder of the compiled code, where there is one and the system has such locks."""
-    try:
-        import fcntl
-
-        file = None if folder is None else Path(folder, "pipesim.lock").open("w")
-    except (ImportError, OSError):
-        file = None
-    if file is None:
+    if folder is None or importlib.util.find_spec("fcntl") is None:
         yield
         return
-    with file:
+    import fcntl
+
+    with Path(folder, "pipesim.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -170,7 +166,8 @@ def columns(program: Program) -> tuple[kernels.Columns, NDArray[np.int64]]:
 
 def _reduction_edges(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(edges, 2) slots: from gradients to each reduction, from each reduction to its updates."""
-    into, out_of = [], []
+    into: list[tuple[int, int]] = []
+    out_of: list[tuple[int, int]] = []
     for number, (gradients, updates) in enumerate(program.reductions, program.schedule.num_slots):
         into.extend((slot, number) for slot in gradients)
         out_of.extend((number, slot) for slot in updates)
@@ -238,6 +235,31 @@ def run(program: Program) -> Times:
         by_transfer[:, transfers[own]] = departed[:, own]
         departed = by_transfer
     return start, end, sent, departed, (departed + program.transfer) + program.latency
+
+
+def run_many(program: Program, durations: NDArray[np.float64], found: kernels.Figures) -> None:
+    """Runs a program that has no shared queues under (runs, slots) durations.
+
+    Raises:
+        DeadlockError: Some device cannot go on; that does not depend on the durations.
+    """
+    c, _ = columns(program)
+    slots = len(c.owner)
+    order, at = np.empty(slots, np.int32), np.empty(len(c.low), np.int32)
+    times = np.zeros((1, slots)), np.empty((1, slots)), np.empty((1, len(c.target)) if c.queues else (0, 0))
+    first = _floats(np.append(durations[0], np.zeros(slots - durations.shape[1])))
+    finished, before_barrier = compiled("chain", c, first, *times, order, at)
+    if not finished:
+        _stuck(program, c, first, at)
+    runs = len(durations)
+    if runs < kernels.BLOCK:  # the loop takes no fewer
+        more = kernels.Figures.empty(kernels.BLOCK, found.busy.shape[1], durations.shape[1], found.watched, bool(len(found.start)))
+        run_many(program, durations[np.arange(kernels.BLOCK) % runs], more)
+        for name in ("first_start", "last_end", "busy", "watched_end", "start", "end"):
+            column = getattr(found, name)
+            column[:] = getattr(more, name)[: len(column)]
+        return
+    compiled("many", c, order, before_barrier, _floats(durations), _ints(program.used_devices), found)
 
 
 def _stuck(program: Program, c: kernels.Columns, durations: NDArray[np.float64], at: NDArray[np.int32]) -> NoReturn:

@@ -13,12 +13,12 @@ numba compiles each function once, for one signature; none calls another.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Columns", "chain", "many"]
+__all__ = ["BLOCK", "Columns", "Figures", "chain", "many"]
 
 BLOCK = 8  # runs that `many` takes at once: a cache line of float64
 
@@ -59,6 +59,35 @@ class Columns(NamedTuple):
     transfer: Floats
     latency: Floats
     queues: int
+
+
+class Figures(NamedTuple):
+    """What becomes of many runs of one step: a row per run.
+
+    Attributes:
+        first_start: (runs, devices) start of each device's first slot.
+        last_end: (runs, devices) end of its last slot.
+        busy: (runs, devices) its time in slots.
+        watched: (watched,) slots whose ends are wanted.
+        watched_end: (runs, watched) their ends.
+        start: (runs, slots) start of every slot, or (0, 0) if that is not wanted.
+        end: The same with ends.
+    """
+
+    first_start: Floats
+    last_end: Floats
+    busy: Floats
+    watched: Ints
+    watched_end: Floats
+    start: Floats
+    end: Floats
+
+    @classmethod
+    def empty(cls, runs: int, devices: int, slots: int, watched: Ints, keep_times: bool) -> Figures:
+        """Room for so many runs."""
+        times = (runs, slots) if keep_times else (0, 0)
+        first_start, last_end, busy = (np.zeros((runs, devices)) for _ in range(3))
+        return cls(first_start, last_end, busy, watched, np.empty((runs, len(watched))), np.empty(times), np.empty(times))
 
 
 def chain(c: Columns, durations: Floats, start: Floats, end: Floats, departed: Floats, order: Ints, at: Ints) -> tuple[int, int]:
@@ -147,10 +176,7 @@ def chain(c: Columns, durations: Floats, start: Floats, end: Floats, departed: F
     return start.shape[0], before_barrier
 
 
-def many(
-    c: Columns, order: Ints, before_barrier: int, durations: Floats, watched: Ints,
-    begin: Floats, finish: Floats, busy: Floats, watched_end: Floats, start: Floats, end: Floats,
-) -> None:  # fmt: skip
+def many(c: Columns, order: Ints, before_barrier: int, durations: Floats, device: Ints, found: Figures) -> None:
     """Runs one step for many vectors of durations, BLOCK at a time.
 
     Args:
@@ -158,20 +184,15 @@ def many(
         order: (slots,) as *chain* fills it.
         before_barrier: How many of them are.
         durations: (runs, slots but for reductions), at least BLOCK runs.
-        watched: (watched,) slots whose ends are wanted.
-        begin: (runs, devices but for reductions) filled with the first start of each device.
-        finish: The same with its last end.
-        busy: The same with its time in slots.
-        watched_end: (runs, watched) filled.
-        start: (runs, slots but for reductions) filled, or (0, 0).
-        end: The same.
+        device: (devices but for reductions,) column of each in *found*.
+        found: Filled.
     """
     runs, real = durations.shape
     devices, slots = len(c.low), len(order)
     # a row of BLOCK runs per slot, device and queue
     ready, time = np.empty((slots, BLOCK)), np.zeros((slots, BLOCK))
     free, work, queue_free = np.empty((devices, BLOCK)), np.empty((devices, BLOCK)), np.empty((c.queues, BLOCK))
-    now, arrival = np.empty(BLOCK), np.empty(BLOCK)
+    now, come = np.empty(BLOCK), np.empty(BLOCK)
     for block in range((runs + BLOCK - 1) // BLOCK):
         base = min(block * BLOCK, runs - BLOCK)  # the last block may do some runs again
         for run in range(BLOCK):
@@ -183,21 +204,21 @@ def many(
         queue_free[:] = 0.0
         for place in range(slots):
             if c.meeting and place == before_barrier:
-                arrival[:] = 0.0
-                for device in range(c.meeting):
+                come[:] = 0.0
+                for other in range(c.meeting):
                     for run in range(BLOCK):
-                        arrival[run] = max(arrival[run], free[device, run])
-                for device in range(c.meeting):
-                    if c.gate[device] < c.high[device]:
-                        free[device] = arrival
+                        come[run] = max(come[run], free[other, run])
+                for other in range(c.meeting):
+                    if c.gate[other] < c.high[other]:
+                        free[other] = come
             slot = order[place]
-            device = c.owner[slot]
+            own = c.owner[slot]
             for run in range(BLOCK):
-                begun = max(free[device, run], ready[slot, run])
+                begun = max(free[own, run], ready[slot, run])
                 ready[slot, run] = begun
                 now[run] = begun + time[slot, run]
-                free[device, run] = now[run]
-                work[device, run] += now[run] - begun
+                free[own, run] = now[run]
+                work[own, run] += now[run] - begun
             for edge in range(c.first[slot], c.first[slot + 1]):
                 waiting, queue = c.target[edge], c.queue[edge]
                 if queue >= 0:
@@ -208,13 +229,14 @@ def many(
                     for run in range(BLOCK):
                         ready[waiting, run] = max(ready[waiting, run], now[run] + c.latency[edge])
         for run in range(BLOCK):
-            for device in range(begin.shape[1]):
-                begin[base + run, device] = ready[c.low[device], run]
-                finish[base + run, device] = free[device, run]
-                busy[base + run, device] = work[device, run]
-            for which in range(len(watched)):
-                watched_end[base + run, which] = ready[watched[which], run] + time[watched[which], run]
-            if start.shape[0]:
+            for own in range(len(device)):
+                found.first_start[base + run, device[own]] = ready[c.low[own], run]
+                found.last_end[base + run, device[own]] = free[own, run]
+                found.busy[base + run, device[own]] = work[own, run]
+            for which in range(len(found.watched)):
+                slot = found.watched[which]
+                found.watched_end[base + run, which] = ready[slot, run] + time[slot, run]
+            if found.start.shape[0]:
                 for slot in range(real):
-                    start[base + run, slot] = ready[slot, run]
-                    end[base + run, slot] = ready[slot, run] + time[slot, run]
+                    found.start[base + run, slot] = ready[slot, run]
+                    found.end[base + run, slot] = ready[slot, run] + time[slot, run]

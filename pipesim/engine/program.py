@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,6 +46,12 @@ class Program:
     steps: int
     wants_barrier: bool
     move_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def with_durations(self, durations: Floats) -> Program:
+        """Returns the same run with other durations; what does not depend on them is kept."""
+        other = copy.copy(self)
+        object.__setattr__(other, "durations", durations)
+        return other
 
     @property
     def barrier(self) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesim import DeadlockError, Schedule, ScheduleError, UniformCosts, simulate
+import pipesim
+from pipesim import DeadlockError, Schedule, ScheduleError, UniformCosts
+
+simulate = partial(pipesim.simulate, engine="simpy")
 
 
 def deadlock(schedule: Schedule, **options: Any) -> str:

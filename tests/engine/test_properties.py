@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesim import Cluster, Kind, Link, Pair, Schedule, UniformCosts, load, simulate
+import pipesim
+from pipesim import Cluster, Kind, Link, Pair, Schedule, UniformCosts, load
 from pipesim.dataflow import dependency_edges
+
+simulate = partial(pipesim.simulate, engine="simpy")
 
 FINISHED = settings(max_examples=60, deadline=None, database=None)
 

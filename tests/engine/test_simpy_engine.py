@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipesim import Cluster, Device, Kind, Link, Schedule, ScheduleError, UniformCosts, generate, simulate
+import pipesim
+from pipesim import Cluster, Device, Kind, Link, Schedule, ScheduleError, UniformCosts, generate
+
+simulate = partial(pipesim.simulate, engine="simpy")
 
 FB = UniformCosts(forward=1, backward=2)
 

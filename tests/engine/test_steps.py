@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from pipesim import Schedule, UniformCosts, generate, simulate
+import pipesim
+from pipesim import Schedule, UniformCosts, generate
+
+simulate = partial(pipesim.simulate, engine="simpy")
 
 FB = UniformCosts(forward=1, backward=2)
 
