@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
     from pipesim.jitter import Empirical as Empirical
-    from pipesim.jitter import Jitter as Jitter
     from pipesim.jitter import LogNormal as LogNormal
     from pipesim.jitter import MonteCarlo as MonteCarlo
     from pipesim.jitter import Normal as Normal
@@ -54,7 +53,6 @@ _HOME = {
     "DeadlockError": "errors",
     "Device": "cluster",
     "Empirical": "jitter",
-    "Jitter": "jitter",
     "Kind": "op",
     "Link": "cluster",
     "LogNormal": "jitter",

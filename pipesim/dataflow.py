@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.op import Kind
-from pipesim.schedule import Schedule
+from pipesim.schedule import Schedule, kept
 
 __all__ = ["Messages", "dependency_edges", "first_updates", "messages"]
 
@@ -52,14 +53,21 @@ def _stage_edges(schedule: Schedule) -> tuple[list[Rows], list[Rows]]:
         return sources, targets
     before, after = np.array(schedule.stage_edges, dtype=np.int64).T
     forward, backward = schedule.rows_of(Kind.F), schedule.backward_rows
-    sources.append(forward[before].ravel())
-    targets.append(forward[after].ravel())
+    sources.append(_stages(forward, before))
+    targets.append(_stages(forward, after))
     if schedule.has_backward:
-        source, target = backward[after].ravel(), backward[before].ravel()
+        source, target = _stages(backward, after), _stages(backward, before)
         there = (source >= 0) & (target >= 0)  # frozen first stages have no backward
-        sources.append(source[there])
-        targets.append(target[there])
+        sources.append(source if there.all() else source[there])
+        targets.append(target if there.all() else target[there])
     return sources, targets
+
+
+def _stages(table: Rows, stages: NDArray[np.int64]) -> Rows:
+    """The rows of these stages, one after the other; without a copy where they are consecutive, as in a chain."""
+    if len(stages) == stages[-1] - stages[0] + 1 and (np.diff(stages) == 1).all():
+        return np.asarray(table[stages[0] : stages[-1] + 1]).reshape(-1)
+    return np.asarray(table[stages]).reshape(-1)
 
 
 def _joined(parts: list[Rows]) -> Rows:
@@ -71,6 +79,7 @@ class Messages:
     """The edges between two devices, in the order in which their producers stand: (device, position, half, destination stage).
 
     Attributes:
+        schedule: Whose messages these are.
         source: (messages,) row of the producer.
         target: (messages,) row of the consumer.
     """
@@ -82,25 +91,25 @@ class Messages:
     def __len__(self) -> int:
         return len(self.source)
 
-    @cached_property
+    @property
     def source_device(self) -> NDArray[np.int32]:
         """(messages,) device that sends."""
-        return self.schedule.device[self.source]
+        return _devices(self.schedule)[0]
 
-    @cached_property
+    @property
     def target_device(self) -> NDArray[np.int32]:
         """(messages,) device that receives."""
-        return self.schedule.device[self.target]
+        return _devices(self.schedule)[1]
 
-    @cached_property
+    @property
     def source_slot(self) -> NDArray[np.int64]:
         """(messages,) compute slot whose end sends it."""
-        return self.schedule.row_slot[self.source]
+        return _slots(self.schedule)[0]
 
-    @cached_property
+    @property
     def target_slot(self) -> NDArray[np.int64]:
         """(messages,) compute slot that waits for it."""
-        return self.schedule.row_slot[self.target]
+        return _slots(self.schedule)[1]
 
     @cached_property
     def gradient(self) -> NDArray[np.bool_]:
@@ -123,18 +132,64 @@ def messages(schedule: Schedule) -> Messages:
         >>> [found.label(number) for number in range(len(found))]
         ['activation of microbatch 0, stage 0 to stage 1', 'gradient of microbatch 0, stage 1 to stage 0']
     """
-    parts = _stage_edges(schedule)
-    source, target = _joined(parts[0]), _joined(parts[1])
+    return Messages(schedule, *_rows(schedule))
+
+
+# What a schedule's messages are is kept with it, and not in Messages, which holds the schedule.
+
+
+@kept
+def _rows(schedule: Schedule) -> tuple[Rows, Rows]:
+    """Rows of producers and consumers."""
+    sources, targets = _stage_edges(schedule)
+    if len(sources) == 0:
+        return _joined([]), _joined([])
+    stages_before, stages_after = zip(*schedule.stage_edges, strict=True)
+    if len({*stages_before}) == len({*stages_after}) == len(schedule.stage_edges):
+        # at most one consumer per row, so the order is that of the rows
+        consumer = np.full(len(schedule), -1, np.int32)
+        for source, target in zip(sources, targets, strict=True):
+            consumer[source] = target
+        source = np.flatnonzero(consumer >= 0).astype(np.int32)
+        target = consumer[source]
+    else:
+        source, target = _joined(sources), _joined(targets)
+        # rows ascend by device, position and half; one producer with several successors goes by their stages
+        order = np.lexsort((schedule.stage[target], source))
+        source, target = source[order], target[order]
     between = schedule.device[source] != schedule.device[target]
-    source, target = source[between], target[between]
-    # Rows ascend by device, position and half; one producer with several successors goes by their stages.
-    order = np.lexsort((schedule.stage[target], source))
-    return Messages(schedule, source[order], target[order])
+    if not between.all():
+        source, target = source[between], target[between]
+    return _frozen(source, target)
 
 
+@kept
+def _devices(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    source, target = _rows(schedule)
+    return _frozen(schedule.device[source], schedule.device[target])
+
+
+@kept
+def _slots(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    source, target = _rows(schedule)
+    if schedule.every_row_a_slot:
+        return _frozen(source.astype(np.int64), target.astype(np.int64))
+    return _frozen(schedule.row_slot[source], schedule.row_slot[target])
+
+
+def _frozen(first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both, not to be written to: many share them."""
+    first.setflags(write=False)
+    second.setflags(write=False)
+    return first, second
+
+
+@kept
 def first_updates(schedule: Schedule) -> NDArray[np.int64]:
     """(devices,) the slot of each device's first U, or -1. Under flush with a barrier, all devices wait for each other there."""
     result = np.full(schedule.num_devices, -1)
+    if not schedule.has(Kind.U):
+        return result
     updates = np.flatnonzero(schedule.kind[schedule.slot_row] == int(Kind.U))
     devices, first = np.unique(schedule.slot_device[updates], return_index=True)
     result[devices] = updates[first]

@@ -7,10 +7,10 @@ have replicas is derived from where the ops are listed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, get_args
+from functools import cached_property, wraps
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,13 +18,42 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Op, Pair, Slot, parse_op
 
-__all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy"]
+__all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy", "distinct", "kept"]
 
 WeightPolicy = Literal["flush", "stash", "vertical", "double_buffer", "latest", "predict"]
 WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
 
 _LAST_COMPUTE = int(Kind.U)
 _LARGEST = 10**9 - 1  # nine digits, as in the text form; within int32
+
+
+Subject = TypeVar("Subject")
+Answer = TypeVar("Answer")
+
+
+def kept(function: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
+    """Keeps the answer of a function with its only argument, which cannot change; what cached_property is to methods.
+
+    Examples:
+        >>> @kept
+        ... def halves(schedule):
+        ...     print("counting")
+        ...     return len(schedule) // 2
+        >>> schedule = Schedule.from_text("0F0 0B0")
+        >>> halves(schedule), halves(schedule)
+        counting
+        (1, 1)
+    """
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def answer(subject: Subject) -> Answer:
+        known = subject.__dict__
+        if key not in known:
+            known[key] = function(subject)
+        return known[key]  # type: ignore[no-any-return]
+
+    return answer
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +132,7 @@ class Schedule:
             'device 0 | 0F0 0B0'
         """
         columns: list[list[NDArray[Any]]] = [[], [], [], []]
-        lengths = []
+        lengths: list[int] = []
         for number, rows in enumerate(devices):
             if len(rows) == 3:
                 rows = (*rows, False)
@@ -113,12 +142,12 @@ class Schedule:
                 if array.ndim and array.size != length:
                     sizes = [a.size for a in arrays]
                     raise ScheduleError(f"device {number}: stage, kind, microbatch and joined have lengths {sizes}; they must agree")
-                column.append(np.broadcast_to(array, (length,)))
+                column.append(array)
             lengths.append(length)
-        stage = _column("stage", columns[0], np.int32, 0, _LARGEST)
-        kind = _column("kind", columns[1], np.int8, 0, int(max(Kind)))
-        microbatch = _column("microbatch", columns[2], np.int32, -1, _LARGEST)
-        joined = _column("joined", columns[3], np.bool_, 0, 1)
+        stage = _column("stage", columns[0], lengths, np.int32, 0, _LARGEST)
+        kind = _column("kind", columns[1], lengths, np.int8, 0, int(max(Kind)))
+        microbatch = _column("microbatch", columns[2], lengths, np.int32, -1, _LARGEST)
+        joined = _column("joined", columns[3], lengths, np.bool_, 0, 1)
         device = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         return cls(name, len(lengths), device, stage, kind, microbatch, joined, _edges(graph), weights, dict(offload_to or {}))
 
@@ -269,7 +298,7 @@ class Schedule:
     @cached_property
     def num_microbatches(self) -> int:
         """Microbatches in all, counted from the highest that a forward or backward carries."""
-        return int(self.microbatch[self.kind <= int(Kind.R)].max(initial=-1)) + 1
+        return int(np.where(self.kind <= int(Kind.R), self.microbatch, -1).max(initial=-1)) + 1
 
     @cached_property
     def device_rows(self) -> NDArray[np.int64]:
@@ -277,13 +306,22 @@ class Schedule:
         return np.searchsorted(self.device, np.arange(self.num_devices + 1))
 
     @cached_property
+    def every_row_a_slot(self) -> bool:
+        """Whether there is nothing but compute ops and no pair, so that rows and slots have the same numbers."""
+        return not self.joined.any() and int(self.kind.max(initial=0)) <= _LAST_COMPUTE
+
+    @cached_property
     def slot_row(self) -> NDArray[np.int64]:
         """(slots,) the first row of every compute slot, in row order. A pair is one slot."""
+        if self.every_row_a_slot:
+            return np.arange(len(self))
         return np.flatnonzero((self.kind <= _LAST_COMPUTE) & ~self.joined)
 
     @cached_property
     def row_slot(self) -> NDArray[np.int64]:
         """(rows,) the compute slot of each row; for a row that does not compute, the slot before it (-1 if none)."""
+        if self.every_row_a_slot:
+            return self.slot_row
         return np.cumsum((self.kind <= _LAST_COMPUTE) & ~self.joined) - 1
 
     @property
@@ -294,16 +332,18 @@ class Schedule:
     @cached_property
     def slot_device(self) -> NDArray[np.int32]:
         """(slots,) the device of each slot, ascending."""
-        return self.device[self.slot_row]
+        return self.device if self.every_row_a_slot else self.device[self.slot_row]
 
     @cached_property
     def device_slots(self) -> NDArray[np.int64]:
         """(devices + 1,) bounds: the slots of device d are ``device_slots[d]:device_slots[d + 1]``."""
-        return np.searchsorted(self.slot_device, np.arange(self.num_devices + 1))
+        return self.device_rows if self.every_row_a_slot else np.searchsorted(self.slot_device, np.arange(self.num_devices + 1))
 
     @cached_property
     def slot_second_row(self) -> NDArray[np.int64]:
         """(slots,) the row of the second half of a pair, or -1."""
+        if self.every_row_a_slot:
+            return np.broadcast_to(np.int64(-1), len(self))
         second = np.minimum(self.slot_row + 1, len(self) - 1)
         return np.where((self.slot_row + 1 < len(self)) & self.joined[second], second, -1)
 
@@ -323,10 +363,10 @@ class Schedule:
         shape = (self.num_stages, self.num_microbatches)
         tables = {}
         for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
-            rows = np.flatnonzero(self.kind == int(kind))
-            if not len(rows):  # a view of one -1, for kinds that this schedule lacks
+            if not self.has(kind):  # a view of one -1, for kinds that this schedule lacks
                 tables[kind] = np.broadcast_to(np.int32(-1), shape)
                 continue
+            rows = np.flatnonzero(self.kind == int(kind))
             table = np.full(shape, -1, dtype=np.int32)
             table[self.stage[rows], self.microbatch[rows]] = rows
             tables[kind] = table
@@ -336,18 +376,20 @@ class Schedule:
     def backward_rows(self) -> NDArray[np.int32]:
         """(stages, microbatches) the row whose end yields the input gradient: B, or I where it is split; -1 if neither."""
         full, half = self.rows_of(Kind.B), self.rows_of(Kind.I)
-        return np.where(full >= 0, full, half)
+        return np.where(full >= 0, full, half) if self.has(Kind.I) else full
 
     @cached_property
     def release_rows(self) -> NDArray[np.int32]:
         """(stages, microbatches) the row whose end frees the last of an activation: B or W, or F itself in a forward-only run."""
         full, half, forward = self.rows_of(Kind.B), self.rows_of(Kind.W), self.rows_of(Kind.F)
+        if not self.has(Kind.W) and self.kind_counts[Kind.B] == full.size:
+            return full
         return np.where(full >= 0, full, np.where(half >= 0, half, forward))
 
     @cached_property
     def placement(self) -> dict[int, tuple[int, ...]]:
         """Stage to the devices that list it, more than one where it has replicas."""
-        pairs = np.unique(self.stage.astype(np.int64) * max(1, self.num_devices) + self.device)
+        pairs = distinct(self.stage.astype(np.int64) * max(1, self.num_devices) + self.device)
         result: dict[int, tuple[int, ...]] = {}
         for pair in pairs.tolist():
             stage, device = divmod(pair, max(1, self.num_devices))
@@ -371,11 +413,16 @@ class Schedule:
     @property
     def has_backward(self) -> bool:
         """False for a forward-only (inference) schedule."""
-        return bool(np.any((self.kind >= int(Kind.B)) & (self.kind <= int(Kind.W))))
+        return self.has(Kind.B, Kind.I, Kind.W)
 
     def has(self, *kinds: Kind) -> bool:
         """Whether any of these kinds is listed."""
-        return bool(np.isin(self.kind, [int(kind) for kind in kinds]).any())
+        return any(self.kind_counts[kind] for kind in kinds)
+
+    @cached_property
+    def kind_counts(self) -> list[int]:
+        """How many rows are of each kind, the value of a :class:`Kind` being its place."""
+        return np.bincount(self.kind, minlength=len(Kind)).tolist()
 
     # -- checking and changing -------------------------------------------------------------------------------------
 
@@ -418,6 +465,10 @@ class Schedule:
         """
         if self.weights != "flush" or not self.has_backward or self.has(Kind.U):
             return self
+        return self._with_updates
+
+    @cached_property
+    def _with_updates(self) -> Schedule:
         devices = []
         for device in range(self.num_devices):
             rows = slice(self.device_rows[device], self.device_rows[device + 1])
@@ -462,6 +513,13 @@ class Schedule:
         return staleness.Staleness(self)
 
 
+def distinct(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Sorted distinct whole numbers of at least 0; never an array as long as the highest, which may be a typing error."""
+    if int(values.max(initial=0)) > 4 * len(values) + 1000:
+        return np.unique(values)
+    return np.flatnonzero(np.bincount(values))
+
+
 def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
     try:
         stage, kind, microbatch = op
@@ -477,15 +535,23 @@ def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
     return row
 
 
-def _column(name: str, parts: list[NDArray[Any]], dtype: type[np.generic], lowest: int, highest: int) -> NDArray[Any]:
-    """Joins the parts of one column; a float or a number out of range would otherwise be bent to fit."""
-    parts = [part for part in parts if part.size]  # an empty list has no type worth minding
-    column = np.concatenate(parts) if parts else np.zeros(0, dtype)
-    if column.dtype.kind not in "iub":
-        raise ScheduleError(f"{name} must hold whole numbers, got an array of {column.dtype}")
-    if column.size and not lowest <= column.min() <= column.max() <= highest:
-        raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {column.min()} to {column.max()}")
-    return column.astype(dtype)
+def _column(name: str, parts: list[NDArray[Any]], lengths: list[int], dtype: type[np.generic], lowest: int, highest: int) -> NDArray[Any]:
+    """Joins the parts of one column, of which a scalar fills its length; a float or a number out of range would be bent to fit."""
+    column = np.empty(sum(lengths), dtype)
+    least, most, end = 0, 0, 0
+    for part, length in zip(parts, lengths, strict=True):
+        begin, end = end, end + length
+        if not length:  # an empty list has no type worth minding
+            continue
+        if part.dtype.kind not in "iub":
+            raise ScheduleError(f"{name} must hold whole numbers, got an array of {part.dtype}")
+        if part.dtype.kind != "b":
+            low, high = (part, part) if part.ndim == 0 else (part.min(), part.max())
+            least, most = min(least, int(low)), max(most, int(high))
+        column[begin:end] = part if lowest <= least and most <= highest else 0
+    if not lowest <= least <= most <= highest:
+        raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {least} to {most}")
+    return column
 
 
 def _edges(graph: Iterable[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:

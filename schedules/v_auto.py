@@ -49,10 +49,11 @@ def v_auto(
     V-ZB are always among those worked out, where they keep the limit.
 
     With F = I = W and m >= 2p the bubble in the longest span, in slots of a chunk, is
-    3p - 1 - 3k + max(3p, p - 1 + 2(1 + ⌊(k + 1)/2⌋)) for a limit of k chunk activations, from V-Min's 2⌊(p + 4)/3⌋ to 2p, where it is
-    0. Below that the microbatches come further apart, and every one costs more; the least is 2, one microbatch at a time.
+    3p - 1 - 3k + max(3p, p - 1 + 2(1 + ⌊(k + 1)/2⌋)) for a limit of k chunk activations from V-Min's 2⌊(p + 4)/3⌋ to 2p, where it is 0 (for
+    8 < p <= 12 at some k one slot more). Below that range the microbatches come further apart, and every one of them costs
+    more; the least is 2, one microbatch at a time.
 
-    Legal sizes: any p, any m, a limit of at least 2. The time of the search grows with p²: about a second for p = 8.
+    Legal sizes: any p, any m, a limit of at least 2. The search takes about a second for p = 8, and grows with p².
 
     Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362), for building blocks and the steps from
     one to a schedule. The frontier's formula is the one that the authors' code (zero-bubble's v_auto_schedule.py) expects.
@@ -80,7 +81,7 @@ def v_auto(
     ideal = sum(durations) * microbatches
     named = _within(np.stack([min_block(devices), half_block(devices), zb_block(devices)], axis=1), limit, PERIOD)
     found = [_worked_out(block, PERIOD, microbatches, limit, durations) for block in _each(named)]
-    if not any(cost[0] <= ideal * (1 + 1e-12) for cost, _ in found):
+    if not any(cost[0] <= ideal * (1 + 1e-12) for cost, _ in found):  # else nothing can be better
         blocks, period = _shortlisted(devices, limit, microbatches, durations)
         found += [_worked_out(block, period, microbatches, limit, durations) for block in blocks]
     best = min(found, key=lambda found: found[0])

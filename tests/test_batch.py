@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesim import ScheduleError
@@ -20,6 +20,7 @@ def test_B05_batch_arithmetic() -> None:
         sizes[3]
 
 
+@settings(deadline=None, database=None)
 @given(st.integers(1, 500), st.integers(1, 50))
 def test_no_sample_is_lost(batch: int, size: int) -> None:
     sizes = microbatch_sizes(batch, size)

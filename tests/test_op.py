@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesim import Kind, Op, Pair, ScheduleError
@@ -22,11 +22,13 @@ def ops(draw: st.DrawFn, kinds: tuple[Kind, ...] = tuple(Kind)) -> Op:
     return Op(draw(NUMBERS), kind, microbatch)
 
 
+@settings(deadline=None, database=None)
 @given(ops())
 def test_op_round_trips(op: Op) -> None:
     assert parse_op(str(op)) == op
 
 
+@settings(deadline=None, database=None)
 @given(ops(COMPUTE_KINDS), ops(COMPUTE_KINDS))
 def test_pair_round_trips(first: Op, second: Op) -> None:
     pair = Pair(first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesim import Link, ScheduleError
@@ -51,6 +51,7 @@ def test_refuses_with_the_field_and_an_example(text: Any, dimension: Any) -> Non
     assert "such as" in str(error.value)
 
 
+@settings(deadline=None, database=None)
 @given(st.integers(1, 10**6), st.sampled_from([("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)]))
 def test_times_are_the_nearest_float(number: int, unit: tuple[str, int]) -> None:
     assert parse_quantity(f"{number} {unit[0]}", "time", "field") == number / unit[1]

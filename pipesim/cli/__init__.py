@@ -19,7 +19,7 @@ _COMMANDS = {
     "simulate": ("running", "Run a schedule: time, bubbles, idle causes, memory."),
     "compare": ("running", "Several schedules or saved runs side by side."),
     "sweep": ("sweeping", "Many schedules, sizes and links at once, into a file that can be continued."),
-    "jitter": ("sweeping", "A schedule with durations that vary, slow devices and slow links."),
+    "jitter": ("jittering", "A schedule with durations that vary, slow devices and slow links."),
     "plot": ("drawing", "A Gantt chart with memory curves: PNG, SVG, PDF or HTML."),
     "export": ("drawing", "A schedule as CSV or text, a run as trace or JSON."),
     "check": ("checking", "Whether a schedule file is right, and whether it finishes."),

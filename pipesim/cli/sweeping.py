@@ -33,7 +33,7 @@ from pipesim.sweep import RESULTS, Row, grid, pareto_front, run_sweep
 from pipesim.units import format_bytes, format_time
 from pipesim.userfiles import parse_toml
 
-__all__ = ["sweep_command"]
+__all__ = ["check_jobs", "progress_bar", "sweep_command"]
 
 _COSTS = (*TIMES, "latency", "bandwidth", *SIZES, "recompute", "costs", "cluster")  # what is given, and not chosen
 _AXES = ("schedules", "devices", "microbatches", *_COSTS, "stages", "weight_grad_share", "optimizer_bytes", "capacity", "steps")
@@ -78,15 +78,14 @@ def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot
     An option of schedules (--chunks 2,4) concerns those that have it. A combination that fails has its error in its row, and
     the others go on. Ends with the Pareto front of throughput against peak_memory, one for each set of costs and links.
     """
-    if jobs == 0 or jobs < -1:
-        raise click.UsageError(f"--jobs is {jobs}; right is a number of processes, or -1 for one per core")
+    check_jobs(jobs)
     if plot is not None:
         if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ScheduleError(f"{plot}: a picture is written as .png, .svg or .pdf")
         from pipesim.viz import mpl  # before the sweep and not after it, in case that matplotlib is missing
     axes = _axes(words, values)
     configurations = grid(**axes)
-    with _progress() as (progress, counts):
+    with progress_bar("sweep") as (progress, counts):
         try:
             rows = run_sweep(configurations, out, jobs=jobs, engine=engine, progress=progress)
         except KeyboardInterrupt:
@@ -112,9 +111,15 @@ def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot
         sys.exit(1)
 
 
+def check_jobs(jobs: int) -> None:
+    """Refuses a number of processes that there cannot be."""
+    if jobs == 0 or jobs < -1:
+        raise click.UsageError(f"--jobs is {jobs}; right is a number of processes, or -1 for one per core")
+
+
 @contextmanager
-def _progress() -> Iterator[tuple[Callable[[int, int], None], list[int]]]:
-    """A bar on a terminal, nothing elsewhere; and how many rows there have been."""
+def progress_bar(what: str) -> Iterator[tuple[Callable[[int, int], None], list[int]]]:
+    """A bar on a terminal, nothing elsewhere; and a list of how many have been done."""
     counts: list[int] = []
     if not sys.stderr.isatty():
         yield (lambda done, total: counts.append(done)), counts
@@ -122,9 +127,9 @@ def _progress() -> Iterator[tuple[Callable[[int, int], None], list[int]]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("sweep")
+        task = bar.add_task(what)
 
         def show(done: int, total: int) -> None:
             counts.append(done)

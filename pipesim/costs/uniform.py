@@ -208,7 +208,7 @@ class UniformCosts:
             return whole, first, second
         if self.unit == "s" and (first is None or second is None):
             raise ScheduleError("the schedule has a backward, and in seconds there is no default: give backward, or input_grad and weight_grad")
-        one = np.ones((schedule.num_stages, schedule.num_microbatches))
+        one = np.full((schedule.num_stages, schedule.num_microbatches), 1.0 if self.stages is None else self.stages / schedule.num_stages)
         first, second = one if first is None else first, one if second is None else second
         return first + second, first, second
 

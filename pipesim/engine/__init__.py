@@ -164,8 +164,8 @@ def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> t
     Returns:
         The schedule, and (runs, slots) durations: the costs are asked *runs* times.
     """
-    # of typed costs it is known beforehand, without a longer schedule
-    full = schedule if isinstance(costs, UniformCosts) and not np.any(costs.optimizer) else schedule.with_updates()
+    # of typed costs it is known beforehand, without a longer schedule (a subclass may give other durations)
+    full = schedule if type(costs) is UniformCosts and not np.any(costs.optimizer) else schedule.with_updates()
     durations = checked_durations([costs.durations(full) for _ in range(runs)], full, f"the cost model {type(costs).__name__}")
     if full is schedule:
         return schedule, durations

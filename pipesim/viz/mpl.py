@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from pipesim.errors import ScheduleError
 from pipesim.files import write_atomically
 from pipesim.memory import CATEGORIES
 from pipesim.op import Kind
+from pipesim.sweep import Row, pareto_front
 from pipesim.units import format_bytes
 from pipesim.viz import palette
 from pipesim.viz.scene import MARGIN, Scene, bins, printable, scene, size_axis, time_axis
@@ -34,7 +36,7 @@ from pipesim.viz.text import headline
 if TYPE_CHECKING:
     from pipesim.timeline import Timeline
 
-__all__ = ["figure", "gantt", "memory", "pyplot_axes", "save"]
+__all__ = ["figure", "gantt", "memory", "pareto", "pyplot_axes", "save"]
 
 Floats = NDArray[np.float64]
 
@@ -195,6 +197,57 @@ def save(drawn: Timeline | Figure, path: str | os.PathLike[str]) -> None:
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # a name in a script that the font lacks
         drawn.savefig(buffer, format=form, dpi=_DPI, metadata=metadata)
     write_atomically(path, buffer.getvalue())
+
+
+def pareto(rows: Sequence[Row], ax: Axes | None = None, *, by: Sequence[str] = ()) -> Axes:
+    """Draws throughput against peak memory: a dot per row of a sweep, and the Pareto front as steps with the names of its rows.
+
+    Args:
+        rows: From :func:`pipesim.run_sweep`; failures are left out.
+        ax: Where to draw; None makes a figure of its own.
+        by: Columns that are given and not chosen, as for :func:`pipesim.pareto_front`: a front for each of their values.
+
+    Raises:
+        ScheduleError: There is nothing to draw.
+
+    Examples:
+        >>> from pipesim import grid, run_sweep
+        >>> axes = pareto(run_sweep(grid(["1f1b", "gpipe", "naive"], devices=4, microbatches=8)))
+        >>> axes.get_ylabel(), [text.get_text() for text in axes.texts]
+        ('throughput (microbatches / slot)', ['naive, p = 4, m = 8', '1f1b, p = 4, m = 8'])
+    """
+    front = pareto_front(rows, by)
+    if not front:
+        raise ScheduleError("no row has a throughput and a peak_memory, and fits: there is nothing to draw")
+    if ax is None:
+        ax = Figure(figsize=(8.0, 5.0), layout="constrained").add_subplot()
+    unit = str(front[0]["unit"])
+    shown = [row for row in rows if row.get("throughput") is not None and row.get("peak_memory") is not None]
+    size, size_unit = size_axis(max(row["peak_memory"] for row in shown), unit)
+    x, y = [row["peak_memory"] * size for row in shown], [row["throughput"] for row in shown]
+    ax.scatter(x, y, s=8, color=mpl.rcParams["text.color"], alpha=0.25, linewidths=0)
+    groups: dict[str, list[Row]] = {}
+    for row in front:
+        groups.setdefault(", ".join(f"{name} {row[name]}" for name in by), []).append(row)
+    colors = mpl.colormaps["viridis"](np.linspace(0.0, 0.87, len(groups)))
+    handles = []
+    for (name, own), color in zip(groups.items(), colors, strict=True):
+        points = [row["peak_memory"] * size for row in own], [row["throughput"] for row in own]
+        handles += ax.step(*points, where="post", marker="o", markersize=4, linewidth=1, color=color, label=printable(name))
+        if len(groups) == 1:
+            for row, *point in zip(own, *points, strict=True):
+                sizes = [f"{letter} = {row[key]}" for letter, key in (("p", "devices"), ("m", "microbatches")) if row.get(key) is not None]
+                label = printable(", ".join([str(row["schedule"]), *sizes]))
+                ax.annotate(label, point, xytext=(4, 4), textcoords="offset points", fontsize=_FONT)
+    ax.set(
+        xlabel=f"peak_memory ({size_unit})", ylabel=f"throughput (microbatches / {'s' if unit == 's' else 'slot'})", xlim=(0, None), ylim=(0, None)
+    )
+    ax.margins(0.1)
+    _heading(ax, f"Pareto front of {len(shown)} configurations")
+    if len(groups) > 1:
+        chosen = [handles[i] for i in np.unique(np.linspace(0, len(handles) - 1, 8).astype(int))]
+        _legend(ax, chosen, [handle.get_label() for handle in chosen])
+    return ax
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

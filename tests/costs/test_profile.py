@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesim import ProfileCosts, Schedule, ScheduleError, generate, simulate
@@ -163,6 +163,7 @@ def test_P01_and_P02_balance_by_size() -> None:
     assert balanced_cuts([4, 1, 1, 1, 1], 2) == [1]  # 4 | 4
 
 
+@settings(deadline=None, database=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
 def test_no_other_cut_is_better(times: list[int], parts: int) -> None:
     def largest(cuts: Any) -> int:
