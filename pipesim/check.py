@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipesim.dataflow import dependency_edges, messages
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind
-from pipesim.schedule import Schedule
+from pipesim.schedule import Schedule, distinct
 
 __all__ = ["check_placement", "check_schedule"]
 
@@ -65,16 +65,16 @@ def _check_rows(schedule: Schedule) -> None:
         bad = starts | ~compute | schedule.joined[before]
         if bad.any():
             _fail(schedule, int(joined[bad][0]), "a pair is two compute ops of one device, the second joined to the first")
-    without = np.isin(schedule.kind, [int(Kind.UNSHARD), int(Kind.RESHARD), int(Kind.REDUCE_GRAD)])
-    missing = np.flatnonzero((schedule.microbatch < 0) & ~without)
+    missing = np.flatnonzero(schedule.microbatch < 0)
+    if len(missing):
+        missing = missing[~np.isin(schedule.kind[missing], [int(Kind.UNSHARD), int(Kind.RESHARD), int(Kind.REDUCE_GRAD)])]
     if len(missing):
         _fail(schedule, int(missing[0]), "the op lacks its microbatch")
 
 
 def _check_graph(schedule: Schedule) -> None:
     """Every stage is listed, every predecessor is known, and there is no way round."""
-    # Sorted distinct values, never an array as long as the highest number: a typing error may be 999999999.
-    listed = np.unique(schedule.stage)
+    listed = distinct(schedule.stage)
     for before, after in schedule.graph or ():
         for stage in (before, after):
             position = int(np.searchsorted(listed, stage))
@@ -91,7 +91,7 @@ def _check_graph(schedule: Schedule) -> None:
             raise ScheduleError(f"the stage graph has a cycle: {' -> '.join(map(str, cycle))}; an activation would wait for itself")
 
 
-def _first_gap(values: NDArray[np.int32]) -> int | None:
+def _first_gap(values: NDArray[np.integer]) -> int | None:
     """The smallest number from 0 that the sorted distinct values skip."""
     skipped = np.flatnonzero(values != np.arange(len(values)))
     return int(skipped[0]) if len(skipped) else None
@@ -128,39 +128,46 @@ def _find_cycle(edges: Sequence[tuple[int, int]]) -> list[int]:
 
 def _check_counts(schedule: Schedule) -> None:
     """F, B, I, W, R: each (stage, microbatch) once; a stage with any backward has all of them."""
-    forward = np.flatnonzero(schedule.kind == int(Kind.F))
-    if not (schedule.kind <= int(Kind.R)).any():
+    if not schedule.has(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
         raise ScheduleError("the schedule lists no forward at all, so there is nothing to run")
-    gap = _first_gap(np.unique(schedule.microbatch[schedule.kind <= int(Kind.R)]))
+    belongs = schedule.kind <= int(Kind.R)
+    gap = _first_gap(distinct(schedule.microbatch if belongs.all() else schedule.microbatch[belongs]))
     if gap is not None:
         raise ScheduleError(f"microbatch {gap} is missing: microbatches count from 0, the highest listed is {schedule.num_microbatches - 1}")
     stages, microbatches = schedule.num_stages, schedule.num_microbatches
-    if len(forward) < stages * microbatches:  # before any table of that size is made
+    if schedule.kind_counts[Kind.F] < stages * microbatches:  # before any table of that size is made
+        forward = np.flatnonzero(schedule.kind == int(Kind.F))
         counts = np.bincount(schedule.stage[forward], minlength=stages)
         stage = int(np.argmax(counts < microbatches))
-        present = np.unique(schedule.microbatch[forward[schedule.stage[forward] == stage]])
+        present = distinct(schedule.microbatch[forward[schedule.stage[forward] == stage]])
         gap = _first_gap(present)
         lost = len(present) if gap is None else gap
         raise ScheduleError(
             f"{stage}F{lost} is missing: stage {stage} has {int(counts[stage])} forwards and there are {microbatches} microbatches{_first_mention(schedule, stage, lost)}"
         )
     for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
-        rows = np.flatnonzero(schedule.kind == int(kind))
         table = schedule.rows_of(kind)
+        if np.count_nonzero(table >= 0) == schedule.kind_counts[kind]:  # every row has a place of its own
+            continue
+        rows = np.flatnonzero(schedule.kind == int(kind))
         twice = rows[table[schedule.stage[rows], schedule.microbatch[rows]] != rows]
         if len(twice):
             first = int(twice[0])
             second = int(table[schedule.stage[first], schedule.microbatch[first]])
             _fail(schedule, second, f"{schedule.op(second)} is listed twice, first at {schedule.where(first)}; every op stands once")
-    recompute = schedule.rows_of(Kind.R)
-    _no_such(schedule, (recompute >= 0) & (schedule.backward_rows < 0), recompute, "recomputes for a backward that is not listed")
+    if schedule.has(Kind.R):
+        recompute = schedule.rows_of(Kind.R)
+        _no_such(schedule, (recompute >= 0) & (schedule.backward_rows < 0), recompute, "recomputes for a backward that is not listed")
     if not schedule.has_backward:
         return
-    full, half, weight = schedule.rows_of(Kind.B), schedule.rows_of(Kind.I), schedule.rows_of(Kind.W)
-    _no_such(schedule, (full >= 0) & ((half >= 0) | (weight >= 0)), full, "is a full backward, and its halves I or W are listed too; list either")
-    _no_such(schedule, (half >= 0) & (weight < 0), half, "has no W: a split backward is I and W")
-    _no_such(schedule, (half < 0) & (weight >= 0), weight, "has no I: a split backward is I and W")
+    if schedule.has(Kind.I, Kind.W):
+        full, half, weight = schedule.rows_of(Kind.B), schedule.rows_of(Kind.I), schedule.rows_of(Kind.W)
+        _no_such(schedule, (full >= 0) & ((half >= 0) | (weight >= 0)), full, "is a full backward, and its halves I or W are listed too; list either")
+        _no_such(schedule, (half >= 0) & (weight < 0), half, "has no W: a split backward is I and W")
+        _no_such(schedule, (half < 0) & (weight >= 0), weight, "has no I: a split backward is I and W")
     there = schedule.backward_rows >= 0
+    if there.all():
+        return
     some, every = np.any(there, axis=1), np.all(there, axis=1)
     partial = some & ~every
     if partial.any():
@@ -197,23 +204,31 @@ def _no_such(schedule: Schedule, bad: NDArray[np.bool_], rows: NDArray[np.int32]
 def _check_devices(schedule: Schedule) -> None:
     """All ops of one (stage, microbatch) stand on one device: its activation is nowhere else."""
     forward = schedule.rows_of(Kind.F)
+    home = schedule.device[forward]
     for kind in (Kind.B, Kind.I, Kind.W, Kind.R):
+        if not schedule.has(kind):
+            continue
         rows = schedule.rows_of(kind)
-        elsewhere = (rows >= 0) & (schedule.device[rows] != schedule.device[forward])
+        elsewhere = (schedule.device[rows] != home) & (rows >= 0)
         if elsewhere.any():
             row = int(rows[elsewhere].min())
-            home = int(forward[schedule.stage[row], schedule.microbatch[row]])
+            first = int(forward[schedule.stage[row], schedule.microbatch[row]])
             _fail(
                 schedule,
                 row,
-                f"the activation of {schedule.op(home)} is on device {int(schedule.device[home])}; {schedule.op(row)} must stand there too",
+                f"the activation of {schedule.op(first)} is on device {int(schedule.device[first])}; {schedule.op(row)} must stand there too",
             )
 
 
 def _check_order(schedule: Schedule) -> None:
     """Inside a device, every op stands after its inputs, and not in one pair with them."""
-    source, target = dependency_edges(schedule)
-    wrong = (schedule.device[source] == schedule.device[target]) & (schedule.row_slot[source] >= schedule.row_slot[target])
+    source, target = dependency_edges(schedule, within_devices=True)
+    if schedule.every_row_a_slot:
+        wrong = source >= target
+    else:
+        wrong = schedule.row_slot[source] >= schedule.row_slot[target]
+    if wrong.any():
+        wrong &= schedule.device[source] == schedule.device[target]
     if wrong.any():
         first = int(np.flatnonzero(wrong)[np.argmin(target[wrong])])
         needed, row = int(source[first]), int(target[first])
@@ -223,7 +238,7 @@ def _check_order(schedule: Schedule) -> None:
 
 def _check_updates(schedule: Schedule) -> None:
     """U: once per update on every device that lists the stage; under flush one, after the last gradient."""
-    rows = np.flatnonzero(schedule.kind == int(Kind.U))
+    rows = np.flatnonzero(schedule.kind == int(Kind.U)) if schedule.has(Kind.U) else np.zeros(0, np.int64)
     if not len(rows):
         if schedule.weights != "flush" and schedule.has_backward:
             raise ScheduleError(
@@ -264,6 +279,8 @@ def _check_updates(schedule: Schedule) -> None:
 
 def _check_reductions(schedule: Schedule) -> None:
     """REDUCE_GRAD: once per update on a device that lists the stage."""
+    if not schedule.has(Kind.REDUCE_GRAD):
+        return
     rows = np.flatnonzero(schedule.kind == int(Kind.REDUCE_GRAD))
     places: dict[tuple[int, int, int], int] = {}
     for row in rows.tolist():
@@ -275,9 +292,10 @@ def _check_reductions(schedule: Schedule) -> None:
 
 def _check_communication(schedule: Schedule) -> None:
     """If any SEND or RECV is listed, every edge between devices has both its ends, each once and in its place."""
-    ends = np.flatnonzero(np.isin(schedule.kind, [int(Kind.SEND_F), int(Kind.RECV_F), int(Kind.SEND_B), int(Kind.RECV_B)]))
-    if not len(ends):
+    kinds = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+    if not schedule.has(*kinds):
         return
+    ends = np.flatnonzero(np.isin(schedule.kind, [int(kind) for kind in kinds]))
     listed: dict[tuple[int, int, int], int] = {}
     for row in ends.tolist():
         key = (int(schedule.kind[row]), int(schedule.stage[row]), int(schedule.microbatch[row]))
@@ -312,7 +330,7 @@ def _check_offloads(schedule: Schedule) -> None:
     """An OFFLOAD follows its F; its RELOAD follows it and stands before the backward."""
     places: dict[tuple[int, int], dict[Kind, int]] = {}
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
-        for row in np.flatnonzero(schedule.kind == int(kind)).tolist():
+        for row in np.flatnonzero(schedule.kind == int(kind)).tolist() if schedule.has(kind) else ():
             where = places.setdefault((int(schedule.stage[row]), int(schedule.microbatch[row])), {})
             if kind in where:
                 _fail(schedule, row, f"{schedule.op(row)} is listed twice")

@@ -25,42 +25,49 @@ __all__ = ["Messages", "dependency_edges", "first_updates", "messages"]
 Rows = NDArray[np.int32]
 
 
-def dependency_edges(schedule: Schedule) -> tuple[Rows, Rows]:
+def dependency_edges(schedule: Schedule, within_devices: bool = False) -> tuple[Rows, Rows]:
     r"""Returns (source rows, target rows) of every edge, those inside a device included.
+
+    Args:
+        schedule: A schedule that lists every forward.
+        within_devices: Leaves out edges between stages that share no device.
 
     Examples:
         >>> schedule = Schedule.from_text("0F0 0B0\n1F0 1B0")
         >>> [f"{schedule.op(a)}->{schedule.op(b)}" for a, b in zip(*dependency_edges(schedule))]
         ['0F0->1F0', '1B0->0B0', '0F0->0B0', '1F0->1B0']
     """
-    sources, targets = _stage_edges(schedule)
+    edges = schedule.stage_edges
+    if within_devices:
+        edges = tuple((a, b) for a, b in edges if not set(schedule.placement[a]).isdisjoint(schedule.placement[b]))
+    pairs = _stage_edges(schedule, edges)
     backward = schedule.backward_rows
     forward, recompute = schedule.rows_of(Kind.F), schedule.rows_of(Kind.R)
-    local = [(forward, backward), (schedule.rows_of(Kind.I), schedule.rows_of(Kind.W)), (forward, recompute), (recompute, backward)]
-    for source, target in local:
-        there = (source >= 0) & (target >= 0)
-        if there.any():
-            sources.append(source[there])
-            targets.append(target[there])
-    return _joined(sources), _joined(targets)
+    local = [(forward, backward)] if schedule.has_backward else []
+    if schedule.has(Kind.I):
+        local.append((schedule.rows_of(Kind.I), schedule.rows_of(Kind.W)))
+    if schedule.has(Kind.R):
+        local += [(forward, recompute), (recompute, backward)]
+    pairs += [_listed(source.reshape(-1), target.reshape(-1)) for source, target in local]
+    return _joined([source for source, _ in pairs]), _joined([target for _, target in pairs])
 
 
-def _stage_edges(schedule: Schedule) -> tuple[list[Rows], list[Rows]]:
-    """Edges along the stage graph: activations forwards, gradients backwards."""
-    sources: list[Rows] = []
-    targets: list[Rows] = []
-    if not schedule.stage_edges:
-        return sources, targets
-    before, after = np.array(schedule.stage_edges, dtype=np.int64).T
+def _stage_edges(schedule: Schedule, edges: tuple[tuple[int, int], ...]) -> list[tuple[Rows, Rows]]:
+    """(sources, targets) along edges of the stage graph: activations forwards, gradients backwards."""
+    if not edges:
+        return []
+    before, after = np.array(edges, dtype=np.int64).T
     forward, backward = schedule.rows_of(Kind.F), schedule.backward_rows
-    sources.append(_stages(forward, before))
-    targets.append(_stages(forward, after))
+    pairs = [(_stages(forward, before), _stages(forward, after))]
     if schedule.has_backward:
-        source, target = _stages(backward, after), _stages(backward, before)
-        there = (source >= 0) & (target >= 0)  # frozen first stages have no backward
-        sources.append(source if there.all() else source[there])
-        targets.append(target if there.all() else target[there])
-    return sources, targets
+        pairs.append(_listed(_stages(backward, after), _stages(backward, before)))  # frozen first stages have no backward
+    return pairs
+
+
+def _listed(source: Rows, target: Rows) -> tuple[Rows, Rows]:
+    """The edges of which both ends are listed."""
+    there = (source >= 0) & (target >= 0)
+    return (source, target) if there.all() else (source[there], target[there])
 
 
 def _stages(table: Rows, stages: NDArray[np.int64]) -> Rows:
@@ -141,19 +148,17 @@ def messages(schedule: Schedule) -> Messages:
 @kept
 def _rows(schedule: Schedule) -> tuple[Rows, Rows]:
     """Rows of producers and consumers."""
-    sources, targets = _stage_edges(schedule)
-    if len(sources) == 0:
-        return _joined([]), _joined([])
-    stages_before, stages_after = zip(*schedule.stage_edges, strict=True)
-    if len({*stages_before}) == len({*stages_after}) == len(schedule.stage_edges):
+    edges = schedule.stage_edges
+    pairs = _stage_edges(schedule, edges)
+    if len({a for a, _ in edges}) == len({b for _, b in edges}) == len(edges):
         # at most one consumer per row, so the order is that of the rows
         consumer = np.full(len(schedule), -1, np.int32)
-        for source, target in zip(sources, targets, strict=True):
+        for source, target in pairs:
             consumer[source] = target
         source = np.flatnonzero(consumer >= 0).astype(np.int32)
         target = consumer[source]
     else:
-        source, target = _joined(sources), _joined(targets)
+        source, target = _joined([source for source, _ in pairs]), _joined([target for _, target in pairs])
         # rows ascend by device, position and half; one producer with several successors goes by their stages
         order = np.lexsort((schedule.stage[target], source))
         source, target = source[order], target[order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +17,7 @@ from pipesim.criticalpath import CriticalPaths
 from pipesim.engine import Engine, linked_cluster, with_timed_updates
 from pipesim.errors import ScheduleError, require_count
 from pipesim.op import COMPUTE_KINDS, Kind
+from pipesim.parallel import in_parallel
 from pipesim.schedule import Schedule
 from pipesim.units import format_time
 
@@ -295,22 +296,13 @@ def monte_carlo(
     tasks = [(paths, durations[0] * factors, by_kind, (seed, number), block, count) for number, count in enumerate(counts)]
     makespan, critical_time = np.empty(n), np.empty((n, schedule.num_devices))
     done = 0
-    for found in _in_order(tasks, jobs):
+    for found in (_draw(*task) for task in tasks) if jobs in (None, 1) else in_parallel(_draw, tasks, jobs):
         rows = slice(done, done + len(found[0]))
         makespan[rows], critical_time[rows] = found
         done = rows.stop
         if progress is not None:
             progress(done, n)
     return MonteCarlo(schedule.name, makespan, critical_time, undisturbed, costs.unit, seed)
-
-
-def _in_order(tasks: Sequence[tuple[Any, ...]], jobs: int | None) -> Iterator[tuple[Floats, Floats]]:
-    if jobs in (None, 1):
-        yield from (_draw(*task) for task in tasks)
-        return
-    from joblib import Parallel, delayed
-
-    yield from Parallel(n_jobs=jobs, batch_size=1, return_as="generator")(delayed(_draw)(*task) for task in tasks)
 
 
 def _draw(

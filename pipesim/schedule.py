@@ -422,7 +422,7 @@ class Schedule:
     @cached_property
     def kind_counts(self) -> list[int]:
         """How many rows are of each kind, the value of a :class:`Kind` being its place."""
-        return np.bincount(self.kind, minlength=len(Kind)).tolist()
+        return [int(count) for count in np.bincount(self.kind, minlength=len(Kind))]
 
     # -- checking and changing -------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from pipesim.configurations import Configuration, configuration_ids, grid, simulated
 from pipesim.errors import DeadlockError, ScheduleError
+from pipesim.parallel import in_parallel
 from pipesim.resultsfile import Columns, open_rows
 
 __all__ = ["RESULTS", "Configuration", "Row", "grid", "pareto_front", "run_sweep"]
@@ -173,13 +174,12 @@ def _evaluate(batch: Mapping[str, Configuration], engine: str) -> dict[str, Row]
 
 def _evaluated(todo: Mapping[str, Configuration], jobs: int | None, engine: str) -> Iterator[dict[str, Row]]:
     """The results of batches, as they come."""
-    from joblib import Parallel, delayed, effective_n_jobs
+    from joblib import effective_n_jobs
 
     left = {next(iter(batch)): batch for batch in _batches(todo)}
     while left:
-        tasks = [delayed(_evaluate)(batch, engine) for batch in left.values()]
         try:
-            for found in Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(tasks):
+            for found in in_parallel(_evaluate, [(batch, engine) for batch in left.values()], jobs, ordered=False):
                 del left[next(iter(found))]
                 yield found
         except BrokenProcessPool:
@@ -191,10 +191,11 @@ def _evaluated(todo: Mapping[str, Configuration], jobs: int | None, engine: str)
 
 
 def _alone(key: str, configuration: Configuration, engine: str) -> dict[str, Row]:
-    from joblib import Parallel, delayed
+    from joblib import parallel_config
 
     try:
-        (found,) = Parallel(n_jobs=2, backend="loky")([delayed(_evaluate)({key: configuration}, engine)])
+        with parallel_config(backend="loky"):
+            (found,) = in_parallel(_evaluate, [({key: configuration}, engine)], jobs=2)
     except BrokenProcessPool:
         return {key: {"error": "the process that ran it died; it may have been killed for want of memory"}}
     return dict(found)

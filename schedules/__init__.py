@@ -29,6 +29,8 @@ from .pipemare import pipemare
 from .recompute import gpipe_recompute, one_f_one_b_recompute
 from .seq1f1b import seq1f1b
 from .spectrain import spectrain
+from .v_auto import v_auto
+from .v_blocks import v_1f1b, v_half, v_min, v_zb
 from .zb_auto import zb1p, zb2p, zb_auto
 from .zb_h import zb_h1, zb_h2
 from .zb_v import zb_v
@@ -82,6 +84,14 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "zb-v": zb_v,
     "zbv": zb_v,
     "zbvzerobubble": zb_v,
+    # controllable memory
+    "v-1f1b": v_1f1b,
+    "v1f1b": v_1f1b,
+    "1f1b-v": v_1f1b,
+    "v-min": v_min,
+    "v-half": v_half,
+    "v-zb": v_zb,
+    "v-auto": v_auto,
     # asynchronous
     "pipedream": pipedream,
     "pipedream-2bw": pipedream_2bw,

@@ -97,7 +97,8 @@ def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot
     failures = collections.Counter(row["error"] for row in rows if row["error"] is not None)
     failed = sum(failures.values())
     if plot is not None and front:
-        mpl.save(mpl.pareto(rows, by=given).figure, plot)
+        axes_drawn: Any = mpl.pareto(rows, by=given)
+        mpl.save(axes_drawn.figure, plot)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         errors = [{"error": error, "rows": count} for error, count in failures.most_common()]

@@ -234,11 +234,12 @@ def pareto(rows: Sequence[Row], ax: Axes | None = None, *, by: Sequence[str] = (
     for (name, own), color in zip(groups.items(), colors, strict=True):
         points = [row["peak_memory"] * size for row in own], [row["throughput"] for row in own]
         handles += ax.step(*points, where="post", marker="o", markersize=4, linewidth=1, color=color, label=printable(name))
-        if len(groups) == 1:
-            for row, *point in zip(own, *points, strict=True):
+        if len(groups) == 1 and len(own) <= 20:
+            for number, (row, across, up) in enumerate(zip(own, *points, strict=True)):
                 sizes = [f"{letter} = {row[key]}" for letter, key in (("p", "devices"), ("m", "microbatches")) if row.get(key) is not None]
                 label = printable(", ".join([str(row["schedule"]), *sizes]))
-                ax.annotate(label, point, xytext=(4, 4), textcoords="offset points", fontsize=_FONT)
+                below = number % 2  # neighbours would write over each other
+                ax.annotate(label, (across, up), xytext=(4, -10 if below else 4), textcoords="offset points", fontsize=_FONT)
     ax.set(
         xlabel=f"peak_memory ({size_unit})", ylabel=f"throughput (microbatches / {'s' if unit == 's' else 'slot'})", xlim=(0, None), ylim=(0, None)
     )

@@ -1,0 +1,42 @@
+"""Work shared by processes, by way of joblib: on this machine, or on many with joblib's Dask and Ray backends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+__all__ = ["in_parallel"]
+
+_WATCH = "pipesim-watch"
+
+
+def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], jobs: int | None, ordered: bool = True) -> Iterator[Any]:
+    """Calls a function with each tuple of arguments, and yields its results as they come.
+
+    Args:
+        function: A function of a module, so that it can be sent to other processes.
+        tasks: Tuples of arguments.
+        jobs: Processes, -1 for one per core; None for what ``joblib.parallel_config`` says, and without it this process.
+        ordered: Whether results come in the order of the tasks.
+    """
+    from joblib import Parallel, delayed
+
+    parent = os.getpid()
+    shared = Parallel(n_jobs=jobs, batch_size=1, return_as="generator" if ordered else "generator_unordered")
+    yield from shared(delayed(_call)(parent, function, task) for task in tasks)
+
+
+def _call(parent: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
+        threading.Thread(target=_end_with_parent, args=(parent,), name=_WATCH, daemon=True).start()
+    return function(*arguments)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ends this worker when the process that started it has been killed: loky's workers would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
