@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim.costs.model import constant
+from pipesim.dataflow import messages
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Slot
+from pipesim.schedule import kept
 
 if TYPE_CHECKING:
     from pipesim.costs.model import CostModel
@@ -36,6 +39,7 @@ __all__ = [
     "first_overflow",
     "memory_curve",
     "moves",
+    "peak_categories",
     "peak_memory",
 ]
 
@@ -71,14 +75,18 @@ class Footprint:
         unknown = sorted(stages.keys() - static.keys())
         if unknown:
             raise ScheduleError(f"the cost model has bytes of {', '.join(unknown)}; the categories of a stage are weights, gradients, optimizer")
-        for device, owned in enumerate(schedule.device_stages):
-            for category, values in stages.items():
-                static[category][device] += values[list(owned)].sum() if owned else 0.0
+        for category, values in stages.items():
+            if values.any():
+                static[category][:] = [values[list(owned)].sum() if owned else 0.0 for owned in schedule.device_stages]
         if schedule.weights != "flush" and "weights" in stages and stages["weights"].any():
             for (device, stage), versions in schedule.staleness.num_versions.items():
                 static["weight versions"][device] += (versions - 1) * stages["weights"][stage]
         kept, freed, rebuilt = (np.asarray(values, dtype=np.float64) for values in activation)
-        return cls(kept, np.minimum(freed, kept + rebuilt), rebuilt, static, np.asarray(costs.message_bytes(schedule), dtype=np.float64))
+        if constant(kept) is not None and constant(freed) is not None and constant(rebuilt) is not None:  # then there is no need for tables
+            freed = np.broadcast_to(np.minimum(freed.flat[0], kept.flat[0] + rebuilt.flat[0]), freed.shape)
+        else:
+            freed = np.minimum(freed, kept + rebuilt)
+        return cls(kept, freed, rebuilt, static, np.asarray(costs.message_bytes(schedule), dtype=np.float64))
 
 
 def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, rebuilt: Any) -> tuple[Floats, Floats]:
@@ -90,9 +98,13 @@ def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, r
         freed_by_input_grad: The same.
         rebuilt: The same.
     """
-    start, end = np.zeros(schedule.num_slots), np.zeros(schedule.num_slots)
     shape = (schedule.num_stages, schedule.num_microbatches)
     kept, freed, rebuilt = (np.broadcast_to(np.asarray(values, dtype=np.float64), shape) for values in (kept, freed_by_input_grad, rebuilt))
+    counts = schedule.kind_counts
+    all_or_none = counts[Kind.B] + counts[Kind.I] in (0, counts[Kind.F])
+    if schedule.every_row_a_slot and all_or_none and constant(rebuilt) == 0 and constant(kept) is not None and constant(freed) is not None:
+        return _levels_by_kind(schedule, kept.flat[0], freed.flat[0])
+    start, end = np.zeros(schedule.num_slots), np.zeros(schedule.num_slots)
     slot = schedule.row_slot
     forward, half, backward = schedule.rows_of(Kind.F), schedule.rows_of(Kind.I), schedule.backward_rows
     np.add.at(start, slot[forward], kept)
@@ -109,12 +121,26 @@ def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, r
     return start, end
 
 
+def _levels_by_kind(schedule: Schedule, kept: float, freed: float) -> tuple[Floats, Floats]:
+    """The same where all activations are alike, nothing is recomputed, and all or none have a backward."""
+    start, end = np.zeros(len(Kind)), np.zeros(len(Kind))
+    start[Kind.F] = kept
+    end[[Kind.B, Kind.I, Kind.W]] = kept, freed, kept - freed
+    if not schedule.has_backward:
+        end[Kind.F] = kept
+    return start[schedule.kind], end[schedule.kind]
+
+
 def peak_levels(schedule: Schedule, start: Floats, end: Floats) -> Floats:
     """(devices,) the highest level that changes at slots' starts and ends reach, each device from 0."""
+    counts = np.diff(schedule.device_slots)
+    if len(counts) and (counts == counts[0]).all():
+        change, down = (start - end).reshape(len(counts), -1), end.reshape(len(counts), -1)
+        return np.asarray((np.cumsum(change, axis=1) + down).max(axis=1, initial=0.0))  # after each start
     result = np.zeros(schedule.num_devices)
     for device in range(schedule.num_devices):
         slots = slice(schedule.device_slots[device], schedule.device_slots[device + 1])
-        level = np.cumsum(start[slots] - end[slots]) + end[slots]  # after each start
+        level = np.cumsum(start[slots] - end[slots]) + end[slots]
         result[device] = level.max(initial=0.0)
     return result
 
@@ -143,6 +169,7 @@ class Moves:
         return len(self.row)
 
 
+@kept
 def moves(schedule: Schedule) -> Moves:
     """Returns the moves of a checked schedule.
 
@@ -153,7 +180,7 @@ def moves(schedule: Schedule) -> Moves:
         ([True, False], [-1, -1])
     """
     out = schedule.kind == int(Kind.OFFLOAD)
-    row = np.flatnonzero(out | (schedule.kind == int(Kind.RELOAD)))
+    row = np.flatnonzero(out | (schedule.kind == int(Kind.RELOAD))) if schedule.has(Kind.OFFLOAD, Kind.RELOAD) else np.zeros(0, np.int64)
     targets = [schedule.offload_to.get(device) for device in range(schedule.num_devices)]
     partner = np.array([-1 if target is None else target for target in targets], dtype=np.int64)
     device = schedule.device[row]
@@ -250,20 +277,23 @@ def _events(timeline: Timeline, device: int) -> _Events:
     # lane: start and end of each slot in turn, step after step
     times = np.stack([timeline.start[:, slots], timeline.end[:, slots]], axis=2).ravel()
     change = np.tile(np.stack([up[slots], -down[slots]], axis=1).ravel(), timeline.steps)
-    slot = np.tile(np.repeat(slots, 2), timeline.steps)
-    parts = [(times, change, np.full(len(times), _LANE), slot, np.full(len(times), True))]
+    if not (footprint.message.any() or timeline.offload_start.size):
+        return _Events(times, change, np.full(len(times), True), np.tile(np.repeat(slots, 2), timeline.steps))
+    # per moment: (times, change, is it an activation's, slot)
+    parts: dict[int, list[tuple[Floats, Floats, bool, Any]]] = {_RELEASE: [], _LANE: [], _TAKE: []}
+    parts[_LANE].append((times, change, True, np.tile(np.repeat(slots, 2), timeline.steps)))
     if footprint.message.any():
-        found = timeline.messages
-        outgoing, incoming = np.flatnonzero(found.source_device == device), np.flatnonzero(found.target_device == device)
-        consumed = timeline.start[:, found.target_slot]
+        outgoing, incoming = _messages_of(schedule, device)
+        consumed = timeline.start[:, timeline.messages.target_slot[incoming]]
         # the sender holds a message until it has arrived, the receiver from when the link takes it until the op that needs it starts
-        for own, begin, finish in ((outgoing, timeline.sent, timeline.arrived), (incoming, timeline.departed, consumed)):
-            since, until = begin[:, own].ravel(), finish[:, own].ravel()
+        for own, since, until in (
+            (outgoing, timeline.sent[:, outgoing], timeline.arrived[:, outgoing]),
+            (incoming, timeline.departed[:, incoming], consumed),
+        ):
             held = until > since  # what is held for no time would be let go before it is taken
-            since, until, size = since[held], until[held], np.tile(footprint.message[own], timeline.steps)[held]
-            none, communication = np.full(len(size), -1), np.full(len(size), False)
-            parts.append((since, size, np.full(len(size), _TAKE), none, communication))
-            parts.append((until, -size, np.full(len(size), _RELEASE), none, communication))
+            size = np.broadcast_to(footprint.message[own], held.shape)[held]
+            parts[_TAKE].append((since[held], size, False, -1))
+            parts[_RELEASE].append((until[held], -size, False, -1))
     if timeline.offload_start.size:
         moved = timeline.moves
         # what this device lists goes with OFFLOAD and comes with RELOAD; at its partner it is the other way round
@@ -271,11 +301,28 @@ def _events(timeline: Timeline, device: int) -> _Events:
         goes = np.where(moved.out, moved.device, moved.partner) == device
         for mine, when, sign, moment in ((comes, timeline.offload_start, 1.0, _TAKE), (goes, timeline.offload_end, -1.0, _RELEASE)):
             size = sign * np.tile(footprint.kept[moved.stage[mine], moved.microbatch[mine]], timeline.steps)
-            parts.append((when[:, mine].ravel(), size, np.full(len(size), moment), np.full(len(size), -1), np.full(len(size), True)))
-    times, change, rank, slot, activation = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # The lane's own order must survive the merge even if times were to tie; lexsort is stable.
-    order = np.lexsort((rank, times))
+            parts[moment].append((when[:, mine].ravel(), size, True, -1))
+    # in the order of moments, so that a stable sort by time alone leaves them in it; and it is quick on runs that are sorted
+    every = [part for moment in (_RELEASE, _LANE, _TAKE) for part in parts[moment]]
+    times, change = np.concatenate([part[0] for part in every]), np.concatenate([part[1] for part in every])
+    activation = np.concatenate([np.full(len(part[0]), part[2]) for part in every])
+    slot = np.concatenate([np.broadcast_to(part[3], part[0].shape) for part in every])
+    order = np.argsort(times, kind="stable")
     return _Events(times[order], change[order], activation[order], slot[order])
+
+
+def _messages_of(schedule: Schedule, device: int) -> tuple[slice, NDArray[np.int64]]:
+    """The messages that a device sends, and those that it receives."""
+    outgoing, order, incoming = _messages_by_device(schedule)
+    return slice(outgoing[device], outgoing[device + 1]), order[incoming[device] : incoming[device + 1]]
+
+
+@kept
+def _messages_by_device(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(devices + 1,) bounds by sender; (messages,) the messages by receiver, and (devices + 1,) bounds of that."""
+    found, devices = messages(schedule), np.arange(schedule.num_devices + 1)
+    order = np.argsort(found.target_device, kind="stable")
+    return np.searchsorted(found.source_device, devices), order, np.searchsorted(found.target_device[order], devices)
 
 
 def memory_curve(timeline: Timeline, device: int) -> MemoryCurve:
@@ -305,16 +352,33 @@ def _without_dust(level: Floats, change: Floats) -> Floats:
 
 def peak_memory(timeline: Timeline) -> Floats:
     """(devices,) the highest total on each device."""
-    if not (timeline.footprint.message.any() or timeline.offload_start.size):  # then nothing depends on time, and the stream order alone says it
-        static = np.sum(list(timeline.footprint.static.values()), axis=0)
-        return np.asarray(static + peak_levels(timeline.schedule, *timeline._activation_changes))
-    return np.array([memory_curve(timeline, device).peak for device in range(timeline.schedule.num_devices)])
+    return _peaks(timeline)[0]
+
+
+def peak_categories(timeline: Timeline) -> list[dict[str, float]]:
+    """Per device, what the highest total consists of, by category."""
+    return [dict(zip(CATEGORIES, row, strict=True)) for row in _peaks(timeline)[1].tolist()]
+
+
+@kept
+def _peaks(timeline: Timeline) -> tuple[Floats, Floats]:
+    """(devices,) the highest totals, and (devices, categories) what they consist of."""
+    schedule, footprint = timeline.schedule, timeline.footprint
+    if footprint.message.any() or timeline.offload_start.size:
+        curves = [memory_curve(timeline, device) for device in range(schedule.num_devices)]
+        table = np.array([[curve.peak_categories[category] for category in CATEGORIES] for curve in curves])
+        return np.array([curve.peak for curve in curves]), table
+    # then nothing depends on time, and the stream order alone says it
+    level = peak_levels(schedule, *timeline._activation_changes)
+    nothing = np.zeros(schedule.num_devices)
+    columns = [level if category == "activations" else footprint.static.get(category, nothing) for category in CATEGORIES]
+    return np.asarray(np.sum(list(footprint.static.values()), axis=0) + level), np.stack(columns, axis=1)
 
 
 def first_overflow(timeline: Timeline, device: int) -> Overflow | None:
     """The first op that does not fit on a device, or None; see :meth:`Timeline.overflows`."""
     capacity = float(timeline.capacity[device])
-    if not np.isfinite(capacity):
+    if not np.isfinite(capacity) or peak_memory(timeline)[device] <= capacity:
         return None
     curve = memory_curve(timeline, device)
     over = np.flatnonzero(curve.total > capacity * (1 + 1e-12))

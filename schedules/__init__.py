@@ -17,7 +17,7 @@ from .gpipe import gpipe
 from .graphpipe import graphpipe
 from .grouped_interleaved import grouped_interleaved
 from .hanayo import hanayo
-from .interleaved import interleaved_1f1b
+from .interleaved import interleaved_1f1b, interleaved_1f1b_overlap
 from .interleaved_zb import interleaved_zb
 from .looped_bfs import looped_bfs
 from .naive import naive
@@ -47,6 +47,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "dapple": one_f_one_b,
     "pipedream-flush": one_f_one_b,
     "eager-1f1b": eager_1f1b,
+    "1f1b_overlap": eager_1f1b,
     "interleaved-1f1b": interleaved_1f1b,
     "interleaved1f1b": interleaved_1f1b,
     "interleaved": interleaved_1f1b,
@@ -55,6 +56,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "1f1b_interleave": interleaved_1f1b,
     "vpp": interleaved_1f1b,
     "depth-first": interleaved_1f1b,
+    "interleaved-1f1b-overlap": interleaved_1f1b_overlap,
+    "1f1b_interleave_overlap": interleaved_1f1b_overlap,
     "looped-bfs": looped_bfs,
     "loopedbfs": looped_bfs,
     "breadth-first": looped_bfs,

@@ -14,7 +14,7 @@ from pipesim.schedule import Schedule
 
 from .one_f_one_b import alternating
 
-__all__ = ["interleaved_1f1b", "interleaved_streams", "pytorch_group", "visits"]
+__all__ = ["interleaved_1f1b", "interleaved_1f1b_overlap", "interleaved_streams", "pytorch_group", "visits"]
 
 Ints = NDArray[np.int64]
 
@@ -28,7 +28,7 @@ def interleaved_1f1b(
     remainder: Literal["pytorch", "megatron"] = "pytorch",
     warmup: Sequence[int] | None = None,
     overlap_expert_comm: bool = False,
-    backward: bool = True,
+    forward_only: bool = False,
 ) -> Schedule:
     """Runs 1F1B over several chunks per device, which divides the bubble by their number; chunk c of device r is stage c·p + r.
 
@@ -59,7 +59,7 @@ def interleaved_1f1b(
             increasing from device to device, at least (v - 1)·g, at most m·v, and on device 0 at most two groups more than
             on the last device. Anything else can deadlock.
         overlap_expert_comm: One forward more in the warm-up, as Megatron has it to overlap the communication of experts.
-        backward: False for a forward-only (inference) run.
+        forward_only: Leave the backwards out, for an inference run.
 
     Raises:
         ScheduleError: m does not fit, or an option is wrong; the text says what is legal.
@@ -78,16 +78,33 @@ def interleaved_1f1b(
     else:
         counts = [(devices - 1 - r) * min(2, chunks) + (chunks - 1) * size for r in range(devices)]
     counts = [count + overlap_expert_comm for count in counts]
-    streams = interleaved_streams(devices, microbatches, chunks, size, counts, backward)
+    streams = interleaved_streams(devices, microbatches, chunks, size, counts, forward_only)
     return Schedule.from_columns(streams, name="interleaved-1f1b")
 
 
+def interleaved_1f1b_overlap(devices: int, microbatches: int, *, chunks: int = 2, group_size: int | None = None) -> Schedule:
+    """Runs interleaved 1F1B with one forward more in the warm-up, as Megatron has it to overlap the communication of experts.
+
+    The same as ``interleaved-1f1b`` with *overlap_expert_comm*; see there.
+
+    Args:
+        devices: Devices p.
+        microbatches: Microbatches m.
+        chunks: Chunks v per device.
+        group_size: Microbatches per group.
+
+    Raises:
+        ScheduleError: m does not fit.
+    """
+    return interleaved_1f1b(devices, microbatches, chunks=chunks, group_size=group_size, overlap_expert_comm=True)
+
+
 def interleaved_streams(
-    devices: int, microbatches: int, chunks: int, group_size: int, warmup: Sequence[int], backward: bool = True
+    devices: int, microbatches: int, chunks: int, group_size: int, warmup: Sequence[int], forward_only: bool = False
 ) -> list[tuple[ArrayLike, ...]]:
     """Columns (stage, kind, microbatch) per device of: *warmup* forwards, then F, B, F, B, ..., then the other backwards."""
     chunk, microbatch = visits(microbatches, chunks, group_size)
-    if not backward:
+    if forward_only:
         return [(chunk * devices + r, int(Kind.F), microbatch) for r in range(devices)]
     chunk = np.stack([chunk, chunks - 1 - chunk])  # of forwards, of backwards
     streams: list[tuple[ArrayLike, ...]] = []

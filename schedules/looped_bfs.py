@@ -14,7 +14,7 @@ __all__ = ["looped_bfs"]
 
 
 def looped_bfs(
-    devices: int, microbatches: int, *, chunks: int = 2, order: Literal["forward", "reversed"] = "forward", backward: bool = True
+    devices: int, microbatches: int, *, chunks: int = 2, order: Literal["forward", "reversed"] = "forward", forward_only: bool = False
 ) -> Schedule:
     """Runs GPipe over several chunks per device: chunk by chunk, all microbatches; chunk c of device r is stage c·p + r.
 
@@ -36,7 +36,7 @@ def looped_bfs(
         microbatches: Microbatches m.
         chunks: Chunks v per device.
         order: Order of a chunk's backwards: ``forward`` 0..m-1, or ``reversed`` m-1..0.
-        backward: False for a forward-only (inference) run.
+        forward_only: Leave the backwards out, for an inference run.
 
     Raises:
         ScheduleError: The order is neither, or the chunks are no number of at least 1.
@@ -47,7 +47,7 @@ def looped_bfs(
     chunk = np.repeat(np.arange(chunks), microbatches)
     microbatch = np.tile(np.arange(microbatches), chunks)
     kind = np.full(len(chunk), Kind.F)
-    if backward:
+    if not forward_only:
         again = np.tile(np.arange(microbatches)[:: 1 if order == "forward" else -1], chunks)
         chunk, microbatch = np.concatenate([chunk, chunk[::-1]]), np.concatenate([microbatch, again])
         kind = np.repeat([Kind.F, Kind.B], len(kind))

@@ -12,7 +12,7 @@ from pipesim.cluster import Unit
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
-__all__ = ["ActivationBytes", "CostModel", "slot_durations"]
+__all__ = ["ActivationBytes", "CostModel", "constant", "slot_durations"]
 
 Floats = NDArray[np.float64]
 
@@ -65,6 +65,11 @@ class CostModel(Protocol):
         ...
 
 
+def constant(table: NDArray[np.float64]) -> float | None:
+    """The number that a table made of one number repeats, or None: what a user typed is often one number for a million ops."""
+    return float(table.flat[0]) if table.size and not any(table.strides) else None
+
+
 def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: Floats | None = None, overlap: Floats | None = None) -> Floats:
     """Spreads tables of times over the slots of a schedule; the arithmetic that cost models share.
 
@@ -78,16 +83,22 @@ def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: 
     Returns:
         (slots,) durations.
     """
-    rows = np.zeros(len(schedule))
+    numbers = {kind: constant(table) for kind, table in times.items()}
+    by_kind = np.zeros(len(Kind))
+    for kind, number in numbers.items():
+        by_kind[kind] = 0.0 if number is None else number
+    rows = by_kind[schedule.kind]
     for kind, table in times.items():
-        own = np.flatnonzero(schedule.kind == int(kind))
-        if len(own):
+        if numbers[kind] is None and schedule.has(kind):
+            own = np.flatnonzero(schedule.kind == int(kind))
             stage = schedule.stage[own]
             rows[own] = table[stage] if kind is Kind.U else table[stage, schedule.microbatch[own]]
     if recompute is not None:
         backward = schedule.backward_rows
         there = backward >= 0
         rows[backward[there]] += np.broadcast_to(recompute, backward.shape)[there]
+    if schedule.every_row_a_slot:
+        return rows
     first, second = schedule.slot_row, schedule.slot_second_row
     durations = rows[first] + np.where(second >= 0, rows[second], 0.0)
     if overlap is not None:

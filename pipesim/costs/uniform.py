@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipesim.cluster import Unit
-from pipesim.costs.model import ActivationBytes, slot_durations
+from pipesim.costs.model import ActivationBytes, constant, slot_durations
 from pipesim.dataflow import messages
 from pipesim.errors import ScheduleError, require_count
 from pipesim.op import Kind
@@ -137,17 +137,23 @@ class UniformCosts:
     def message_bytes(self, schedule: Schedule) -> Floats:
         """(messages,) bytes. A gradient is as large as the activation that it belongs to."""
         found = messages(schedule)
-        sender = np.where(found.gradient, found.target, found.source)
         table = self._table("message", schedule)
+        number = constant(table)
+        if number is not None:
+            return np.full(len(found), number)
+        sender = np.where(found.gradient, found.target, found.source)
         return np.array(table[schedule.stage[sender], schedule.microbatch[sender]])
 
     def activation_bytes(self, schedule: Schedule) -> ActivationBytes:
         """Bytes of every activation, as (stages, microbatches) tables."""
         whole = self._table("activation", schedule)
         freed = self._table("activation_freed_by_input_grad", schedule)
+        nothing = ActivationBytes(whole, freed, np.broadcast_to(0.0, whole.shape))
+        if self._never_recomputed(schedule):
+            return nothing
         recomputed = self._recomputed(schedule) | (schedule.rows_of(Kind.R) >= 0)
         if not recomputed.any():
-            return ActivationBytes(whole, freed, np.zeros_like(whole))
+            return nothing
         kept = np.where(recomputed, np.minimum(self._table("stage_input", schedule), whole), whole)
         return ActivationBytes(kept, freed, whole - kept)
 
@@ -158,6 +164,8 @@ class UniformCosts:
 
     def recompute(self, schedule: Schedule) -> Floats | None:
         """(stages, microbatches) time added to the backward."""
+        if self._never_recomputed(schedule):
+            return None
         recomputed = self._recomputed(schedule) & (schedule.rows_of(Kind.R) < 0)
         if not recomputed.any():
             return None
@@ -195,10 +203,15 @@ class UniformCosts:
 
     def _backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
         """(stages, microbatches) times of B, I and W; what was left out follows from the rest."""
+        shape = (schedule.num_stages, schedule.num_microbatches)
+        return tuple(np.broadcast_to(times, shape) for times in self._compact_backward_times(schedule))  # type: ignore[return-value]
+
+    def _compact_backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
+        """The same, each of a shape that spreads to that."""
         if not schedule.has_backward:
-            nothing = np.zeros((schedule.num_stages, schedule.num_microbatches))
+            nothing = np.zeros((1, 1))
             return nothing, nothing, nothing
-        given = {name: None if getattr(self, name) is None else self._table(name, schedule) for name in ("backward", "input_grad", "weight_grad")}
+        given = {name: None if getattr(self, name) is None else self._compact(name, schedule) for name in ("backward", "input_grad", "weight_grad")}
         whole, first, second = given.values()
         if whole is not None:
             if first is None and second is None:
@@ -208,7 +221,7 @@ class UniformCosts:
             return whole, first, second
         if self.unit == "s" and (first is None or second is None):
             raise ScheduleError("the schedule has a backward, and in seconds there is no default: give backward, or input_grad and weight_grad")
-        one = np.full((schedule.num_stages, schedule.num_microbatches), 1.0 if self.stages is None else self.stages / schedule.num_stages)
+        one = np.full((1, 1), 1.0 if self.stages is None else self.stages / schedule.num_stages)
         first, second = one if first is None else first, one if second is None else second
         return first + second, first, second
 
@@ -217,6 +230,9 @@ class UniformCosts:
         if part is None or np.any(part > whole):
             raise ScheduleError(f"{name} is longer than backward, so the other half would be negative; give all three times")
         return whole - part
+
+    def _never_recomputed(self, schedule: Schedule) -> bool:
+        return isinstance(self.recompute_policy, str) and self.recompute_policy == "never" and not schedule.has(Kind.R)
 
     def _recomputed(self, schedule: Schedule) -> NDArray[np.bool_]:
         shape = (schedule.num_stages, schedule.num_microbatches)
@@ -238,7 +254,10 @@ class UniformCosts:
         return value * (self.stages / schedule.num_stages)
 
     def _table(self, field: str, schedule: Schedule) -> Floats:
-        return _spread(field, self._scaled(field, schedule), schedule.num_stages, schedule.num_microbatches)
+        return np.broadcast_to(self._compact(field, schedule), (schedule.num_stages, schedule.num_microbatches))
+
+    def _compact(self, field: str, schedule: Schedule) -> Floats:
+        return _compact(field, self._scaled(field, schedule), schedule.num_stages, schedule.num_microbatches)
 
     def _per_stage(self, field: str, schedule: Schedule) -> Floats:
         value = self._scaled(field, schedule)
@@ -276,10 +295,15 @@ def _numbers(field: str, value: ArrayLike) -> Floats:
 
 def _spread(field: str, value: NDArray[Any], stages: int, microbatches: int) -> NDArray[Any]:
     """A scalar, (stages,) or (stages, microbatches) as a view of shape (stages, microbatches)."""
+    return np.broadcast_to(_compact(field, value, stages, microbatches), (stages, microbatches))
+
+
+def _compact(field: str, value: NDArray[Any], stages: int, microbatches: int) -> NDArray[Any]:
+    """The same as (1, 1), (stages, 1) or (stages, microbatches)."""
     if value.ndim == 1:
         if len(value) != stages:
             raise ScheduleError(f"{field} has {len(value)} values and the schedule has {stages} stages; give one number, or one per stage")
-        value = value[:, None]
-    elif value.ndim == 2 and value.shape != (stages, microbatches):
+        return value[:, None]
+    if value.ndim == 2 and value.shape != (stages, microbatches):
         raise ScheduleError(f"{field} has shape {value.shape} and the schedule has {stages} stages and {microbatches} microbatches")
-    return np.broadcast_to(value, (stages, microbatches))
+    return np.atleast_2d(value)

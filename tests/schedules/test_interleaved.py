@@ -133,7 +133,7 @@ def test_no_accepted_warmup_deadlocks(data, p, m, v):
 
 
 def test_forward_only():
-    schedule = interleaved_1f1b(2, 4, backward=False).check()
+    schedule = interleaved_1f1b(2, 4, forward_only=True).check()
     assert str(schedule).splitlines()[-2:] == [
         "device 0 | 0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3",
         "device 1 | 1F0 1F1 3F0 3F1 1F2 1F3 3F2 3F3",

@@ -46,7 +46,7 @@ def test_makespan(p, m, v, forward, backward):
     # last chunk takes m + p - 1. The same backwards.
     timeline = simulate(looped_bfs(p, m, chunks=v), UniformCosts(forward=forward, backward=backward))
     assert timeline.makespan == ((v - 1) * max(m, p) + m + p - 1) * (forward + backward)
-    assert simulate(looped_bfs(p, m, chunks=v, backward=False), FB).makespan == (v - 1) * max(m, p) + m + p - 1
+    assert simulate(looped_bfs(p, m, chunks=v, forward_only=True), FB).makespan == (v - 1) * max(m, p) + m + p - 1
 
 
 def test_one_chunk_is_gpipe():
