@@ -20,10 +20,6 @@ from pipesim.registry import Generator
 from pipesim.viz import svg, text
 
 DEVICES, MICROBATCHES = 4, 8
-# The same model for all: F = I = W = 1 per device and microbatch, half of it in each of two chunks.
-COSTS = UniformCosts(forward=1, input_grad=1, weight_grad=1, weights=1, activation=1, stages=DEVICES)
-# seq1f1b cuts each microbatch in two pieces, so that each takes half and the work stays the same.
-COSTS_OF = {"seq1f1b": UniformCosts(forward=0.5, input_grad=0.5, weight_grad=0.5, weights=1, activation=0.5, stages=DEVICES)}
 # pipad has its three devices, whatever the size of the others.
 SIZES = {"pipad": (3, MICROBATCHES)}
 
@@ -75,7 +71,17 @@ def row(name: str, run: Timeline) -> list[str]:
     ]
 
 
-HEADER = ["schedule", "makespan", "bubble_fraction", "bubble_overhead", "span_bubble_rate", "peak activations", "weights", "messages", "update delay"]
+HEADER = [
+    "schedule",
+    "makespan",
+    "bubble_fraction",
+    "bubble_overhead",
+    "span_bubble_rate",
+    "activation memory",
+    "weights",
+    "messages",
+    "update delay",
+]
 
 
 def schedule_page(all_names: list[str], generator: Generator, run: Timeline) -> str:
@@ -116,8 +122,11 @@ def build(target: Path) -> list[str]:
     left_out = []
     for generator, all_names in names().items():
         name = all_names[0]
+        devices, microbatches = SIZES.get(name, (DEVICES, MICROBATCHES))
+        # The same model for all: F = I = W = 1 per device and microbatch, half of it in each of two chunks.
+        costs = UniformCosts(forward=1, input_grad=1, weight_grad=1, weights=1, activation=1, stages=devices, microbatches=microbatches)
         try:
-            run = simulate(generate(name, *SIZES.get(name, (DEVICES, MICROBATCHES))), COSTS_OF.get(name, COSTS))
+            run = simulate(generate(name, devices, microbatches), costs)
         except ScheduleError as error:
             left_out.append(f"{name}: {error}")
             continue

@@ -137,6 +137,7 @@ class CriticalPaths:
         first[self.schedule.device_slots[:-1][program.used_devices]] = True
         source, before = program.source_slot, self._before_on_link
         result = np.zeros((len(start), self.schedule.num_devices))
+        origin = start.min(axis=1)
         draw, slot = np.arange(len(start)), end.argmax(axis=1)
         while len(draw):
             begun = start[draw, slot]
@@ -153,14 +154,16 @@ class CriticalPaths:
                     while (waited := departed[own, transfer] > end[own, source[transfer]]).any():
                         transfer = np.where(waited, before[transfer], transfer)
                 back[by_transfer] = source[transfer]
-            for number in np.flatnonzero(~on_device & ~by_transfer):
+            unexplained = ~on_device & ~by_transfer
+            back[unexplained] = -1
+            for number in np.flatnonzero(unexplained & (begun > origin[draw])):
                 back[number] = _ended_at(begun[number], start[draw[number]], end[draw[number]])
             draw, slot = draw[back >= 0], back[back >= 0]
         return result
 
 
 def _ended_at(time: float, start: Floats, end: Floats) -> int:
-    """The slot whose end let a barrier or a reduction go, or -1 at the very beginning."""
+    """The slot whose end let a barrier or a reduction go; -1 if it took no time."""
     found = np.flatnonzero((end == time) & (start < time))
     return int(found[0]) if len(found) else -1
 

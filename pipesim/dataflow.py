@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, kept
+from pipesim.schedule import Schedule, remembered
 
 __all__ = ["Messages", "dependency_edges", "first_updates", "messages"]
 
@@ -56,11 +56,16 @@ def _stage_edges(schedule: Schedule, edges: tuple[tuple[int, int], ...]) -> list
     """(sources, targets) along edges of the stage graph: activations forwards, gradients backwards."""
     if not edges:
         return []
-    before, after = np.array(edges, dtype=np.int64).T
+    before: Any
+    after: Any
+    if edges is schedule.stage_edges and schedule.graph is None:
+        before, after = slice(0, -1), slice(1, None)  # a chain needs no copies
+    else:
+        before, after = np.array(edges, dtype=np.int64).T
     forward, backward = schedule.rows_of(Kind.F), schedule.backward_rows
-    pairs = [(_stages(forward, before), _stages(forward, after))]
+    pairs = [(forward[before].reshape(-1), forward[after].reshape(-1))]
     if schedule.has_backward:
-        pairs.append(_listed(_stages(backward, after), _stages(backward, before)))  # frozen first stages have no backward
+        pairs.append(_listed(backward[after].reshape(-1), backward[before].reshape(-1)))  # frozen first stages have no backward
     return pairs
 
 
@@ -68,13 +73,6 @@ def _listed(source: Rows, target: Rows) -> tuple[Rows, Rows]:
     """The edges of which both ends are listed."""
     there = (source >= 0) & (target >= 0)
     return (source, target) if there.all() else (source[there], target[there])
-
-
-def _stages(table: Rows, stages: NDArray[np.int64]) -> Rows:
-    """The rows of these stages, one after the other; without a copy where they are consecutive, as in a chain."""
-    if len(stages) == stages[-1] - stages[0] + 1 and (np.diff(stages) == 1).all():
-        return np.asarray(table[stages[0] : stages[-1] + 1]).reshape(-1)
-    return np.asarray(table[stages]).reshape(-1)
 
 
 def _joined(parts: list[Rows]) -> Rows:
@@ -145,12 +143,12 @@ def messages(schedule: Schedule) -> Messages:
 # What a schedule's messages are is kept with it, and not in Messages, which holds the schedule.
 
 
-@kept
+@remembered
 def _rows(schedule: Schedule) -> tuple[Rows, Rows]:
     """Rows of producers and consumers."""
     edges = schedule.stage_edges
     pairs = _stage_edges(schedule, edges)
-    if len({a for a, _ in edges}) == len({b for _, b in edges}) == len(edges):
+    if schedule.graph is None or len({a for a, _ in edges}) == len({b for _, b in edges}) == len(edges):
         # at most one consumer per row, so the order is that of the rows
         consumer = np.full(len(schedule), -1, np.int32)
         for source, target in pairs:
@@ -168,13 +166,13 @@ def _rows(schedule: Schedule) -> tuple[Rows, Rows]:
     return _frozen(source, target)
 
 
-@kept
+@remembered
 def _devices(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     source, target = _rows(schedule)
     return _frozen(schedule.device[source], schedule.device[target])
 
 
-@kept
+@remembered
 def _slots(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     source, target = _rows(schedule)
     if schedule.every_row_a_slot:
@@ -189,7 +187,7 @@ def _frozen(first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], ND
     return first, second
 
 
-@kept
+@remembered
 def first_updates(schedule: Schedule) -> NDArray[np.int64]:
     """(devices,) the slot of each device's first U, or -1. Under flush with a barrier, all devices wait for each other there."""
     result = np.full(schedule.num_devices, -1)

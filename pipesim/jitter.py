@@ -313,7 +313,7 @@ def _draw(
     table = np.tile(durations, (count, 1))
     for slots, distribution in by_kind:
         drawn = np.asarray(distribution.draw(generator, (block, len(slots))), dtype=np.float64)
-        if drawn.shape != (block, len(slots)) or not (np.isfinite(drawn).all() and drawn.min() >= 0):
+        if drawn.shape != (block, len(slots)) or not (np.isfinite(drawn).all() and drawn.min(initial=0) >= 0):
             raise ScheduleError(f"{distribution!r:.80} must draw {(block, len(slots))} finite factors of at least 0")
         table[:, slots] *= drawn[:count]
     return paths.run(table)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pipesim.costs.model import constant
 from pipesim.dataflow import messages
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Slot
-from pipesim.schedule import kept
+from pipesim.schedule import remembered
 
 if TYPE_CHECKING:
     from pipesim.costs.model import CostModel
@@ -98,12 +99,13 @@ def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, r
         freed_by_input_grad: The same.
         rebuilt: The same.
     """
-    shape = (schedule.num_stages, schedule.num_microbatches)
-    kept, freed, rebuilt = (np.broadcast_to(np.asarray(values, dtype=np.float64), shape) for values in (kept, freed_by_input_grad, rebuilt))
+    kept, freed, rebuilt = (np.asarray(values, dtype=np.float64) for values in (kept, freed_by_input_grad, rebuilt))
     counts = schedule.kind_counts
     all_or_none = counts[Kind.B] + counts[Kind.I] in (0, counts[Kind.F])
     if schedule.every_row_a_slot and all_or_none and constant(rebuilt) == 0 and constant(kept) is not None and constant(freed) is not None:
         return _levels_by_kind(schedule, kept.flat[0], freed.flat[0])
+    shape = (schedule.num_stages, schedule.num_microbatches)
+    kept, freed, rebuilt = (np.broadcast_to(values, shape) for values in (kept, freed, rebuilt))
     start, end = np.zeros(schedule.num_slots), np.zeros(schedule.num_slots)
     slot = schedule.row_slot
     forward, half, backward = schedule.rows_of(Kind.F), schedule.rows_of(Kind.I), schedule.backward_rows
@@ -169,7 +171,7 @@ class Moves:
         return len(self.row)
 
 
-@kept
+@remembered
 def moves(schedule: Schedule) -> Moves:
     """Returns the moves of a checked schedule.
 
@@ -203,7 +205,7 @@ class MemoryCurve:
     categories: Mapping[str, Floats]
     unit: str
 
-    @property
+    @cached_property
     def total(self) -> Floats:
         """(points,) all categories together."""
         return np.asarray(np.sum(list(self.categories.values()), axis=0))
@@ -317,7 +319,7 @@ def _messages_of(schedule: Schedule, device: int) -> tuple[slice, NDArray[np.int
     return slice(outgoing[device], outgoing[device + 1]), order[incoming[device] : incoming[device + 1]]
 
 
-@kept
+@remembered
 def _messages_by_device(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(devices + 1,) bounds by sender; (messages,) the messages by receiver, and (devices + 1,) bounds of that."""
     found, devices = messages(schedule), np.arange(schedule.num_devices + 1)
@@ -360,7 +362,7 @@ def peak_categories(timeline: Timeline) -> list[dict[str, float]]:
     return [dict(zip(CATEGORIES, row, strict=True)) for row in _peaks(timeline)[1].tolist()]
 
 
-@kept
+@remembered
 def _peaks(timeline: Timeline) -> tuple[Floats, Floats]:
     """(devices,) the highest totals, and (devices, categories) what they consist of."""
     schedule, footprint = timeline.schedule, timeline.footprint

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.dataflow import first_updates
+from pipesim.dataflow import first_updates, messages
 from pipesim.memory import activation_levels, peak_levels
 from pipesim.op import Kind
+from pipesim.schedule import remembered
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule
@@ -60,9 +61,11 @@ def makespan(timeline: Timeline) -> float:
     return float(timeline.last_end - timeline.first_start)
 
 
+@remembered
 def busy(timeline: Timeline) -> Floats:
     """(devices,) time in compute slots, all steps together."""
-    time = (timeline.end - timeline.start).sum(axis=0)
+    time = timeline.end - timeline.start
+    time = time[0] if timeline.steps == 1 else time.sum(axis=0)
     return np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices).astype(np.float64)
 
 
@@ -137,8 +140,17 @@ def peak_activations(schedule: Schedule, released_by_input_grad: bool = False) -
         >>> peak_activations(generate("1f1b", devices=4, microbatches=8)).tolist()
         [4, 3, 2, 1]
     """
-    changes = activation_levels(schedule, 1.0, 1.0 if released_by_input_grad else 0.0, 0.0)
-    return peak_levels(schedule, *changes).round().astype(np.int64)
+    return _peaks_with_input_grad(schedule) if released_by_input_grad and schedule.has(Kind.I) else _peaks(schedule)
+
+
+@remembered
+def _peaks(schedule: Schedule) -> NDArray[np.int64]:
+    return peak_levels(schedule, *activation_levels(schedule, 1.0, 0.0, 0.0)).round().astype(np.int64)
+
+
+@remembered
+def _peaks_with_input_grad(schedule: Schedule) -> NDArray[np.int64]:
+    return peak_levels(schedule, *activation_levels(schedule, 1.0, 1.0, 0.0)).round().astype(np.int64)
 
 
 def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
@@ -150,36 +162,41 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
     With a barrier, warm-up and drain are counted in every step.
     """
     schedule, steps = timeline.schedule, timeline.steps
-    number = len(IDLE_CAUSES)
-    warm_up, peer, link, reduction, barrier, drain = range(number)
-    totals = np.zeros((schedule.num_devices, number))
+    warm_up, peer, link, reduction, barrier, drain = range(len(IDLE_CAUSES))
+    totals = np.zeros((schedule.num_devices, len(IDLE_CAUSES)))
     produced = _last_inputs_produced(timeline)
-    row_kind = schedule.kind[schedule.slot_row]
+    used = np.flatnonzero(np.diff(schedule.device_slots))
+    first, last = schedule.device_slots[used], schedule.device_slots[used + 1] - 1
     gates = first_updates(schedule) if timeline.barrier else np.full(schedule.num_devices, -1)
+    gated = np.flatnonzero(gates >= 0)
+    # (slots,) what a wait is for, but for the link
+    cause = np.full(schedule.num_slots, peer, np.int8)
+    if schedule.has(Kind.U):
+        cause[schedule.kind[schedule.slot_row] == int(Kind.U)] = reduction
+    begins = first[cause[first] != reduction]
+    cause[gates[gated]] = barrier
+    place = schedule.slot_device * len(IDLE_CAUSES)
     previous_end = np.full(schedule.num_devices, timeline.first_start)
     for step in range(steps):
         start, end = timeline.start[step], timeline.end[step]
-        for device, (low, high) in enumerate(zip(schedule.device_slots[:-1], schedule.device_slots[1:], strict=True)):
-            if low == high:
-                continue
-            before = np.concatenate([previous_end[device : device + 1], end[low : high - 1]])
-            gap = start[low:high] - before
-            # the part of the gap after the last input was produced is the link's
-            on_link = np.clip(start[low:high] - np.maximum(produced[step, low:high], before), 0.0, gap)
-            update = row_kind[low:high] == int(Kind.U)
-            cause = np.where(update, reduction, peer)
-            if gates[device] >= 0:
-                cause[gates[device] - low] = barrier
-            if (step == 0 or timeline.barrier) and not update[0]:
-                cause[0], on_link[0] = warm_up, 0.0
-            totals[device, link] += on_link.sum()
-            np.add.at(totals[device], cause, gap - on_link)
-            previous_end[device] = end[high - 1]
+        before = np.empty_like(start)
+        before[1:] = end[:-1]
+        before[first] = previous_end[used]
+        gap = start - before
+        # the part of the gap after the last input was produced is the link's
+        on_link = np.clip(start - np.maximum(produced[step], before), 0.0, gap)
+        causes = cause
+        if step == 0 or timeline.barrier:
+            causes = cause.copy()
+            causes[begins], on_link[begins] = warm_up, 0.0
+        totals[:, link] += np.bincount(schedule.slot_device, on_link, schedule.num_devices)
+        totals += np.bincount(place + causes, gap - on_link, totals.size).reshape(totals.shape)
+        previous_end[used] = end[last]
         if timeline.barrier:
             # Devices without an update wait at the end of their stream, for the last one to come there: their drain.
             # In the last step this is the whole rest, below.
             ends = previous_end.copy()
-            for device in np.flatnonzero(gates >= 0).tolist():
+            for device in gated.tolist():
                 slot = int(gates[device])
                 ends[device] = end[slot - 1] if slot > schedule.device_slots[device] else timeline.first_start
             if step + 1 < steps:
@@ -197,14 +214,23 @@ def _last_inputs_produced(timeline: Timeline) -> Floats:
     """
     found, moves, schedule = timeline.messages, timeline.moves, timeline.schedule
     result = np.full((timeline.steps, schedule.num_slots), np.inf)
+    target = found.target_slot
     reload = np.flatnonzero(~moves.out)
+    if _one_message_at_most(schedule) and not len(reload):
+        result[:, target] = timeline.sent
+        return result
     waiting = schedule.row_slot[schedule.backward_rows[moves.stage[reload], moves.microbatch[reload]]]
     for step in range(timeline.steps):
-        # sorted so that the last message of each slot is written last, of those that tie the first
-        order = np.lexsort((-np.arange(len(found)), timeline.arrived[step]))
-        result[step, found.target_slot[order]] = timeline.sent[step, order]
         came = np.full(schedule.num_slots, -np.inf)
-        came[found.target_slot[order]] = timeline.arrived[step, order]
-        last = timeline.offload_end[step, reload] >= came[waiting] if len(reload) else np.zeros(0, bool)
-        result[step, waiting[last]] = -np.inf
+        np.maximum.at(came, target, timeline.arrived[step])
+        # of those that tie, the first is written last
+        last = np.flatnonzero(timeline.arrived[step] == came[target])[::-1]
+        result[step, target[last]] = timeline.sent[step, last]
+        result[step, waiting[timeline.offload_end[step, reload] >= came[waiting]]] = -np.inf
     return result
+
+
+@remembered
+def _one_message_at_most(schedule: Schedule) -> bool:
+    """Whether no slot waits for two messages."""
+    return int(np.bincount(messages(schedule).target_slot).max(initial=0)) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 __all__ = ["in_parallel"]
 
 _WATCH = "pipesim-watch"
+_ROUND = 4  # tasks per process
 
 
 def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], jobs: int | None, ordered: bool = True) -> Iterator[Any]:
@@ -22,11 +24,19 @@ def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], 
         jobs: Processes, -1 for one per core; None for what ``joblib.parallel_config`` says, and without it this process.
         ordered: Whether results come in the order of the tasks.
     """
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, effective_n_jobs
 
     parent = os.getpid()
-    shared = Parallel(n_jobs=jobs, batch_size=1, return_as="generator" if ordered else "generator_unordered")
-    yield from shared(delayed(_call)(parent, function, task) for task in tasks)
+    calls = (delayed(_call)(parent, function, task) for task in tasks)
+    try:
+        shared = Parallel(n_jobs=jobs, batch_size=1, return_as="generator" if ordered else "generator_unordered")
+    except ValueError:
+        # Some backends, multiprocessing's and Ray's among them, give results only when all are there: so they get a few at a time.
+        with Parallel(n_jobs=jobs, batch_size=1) as shared:
+            while some := list(itertools.islice(calls, _ROUND * effective_n_jobs(jobs))):
+                yield from shared(some)
+        return
+    yield from shared(calls)
 
 
 def _call(parent: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

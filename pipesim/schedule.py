@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Op, Pair, Slot, parse_op
 
-__all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy", "distinct", "kept"]
+__all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy", "distinct", "remembered"]
 
 WeightPolicy = Literal["flush", "stash", "vertical", "double_buffer", "latest", "predict"]
 WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
@@ -31,11 +31,11 @@ Subject = TypeVar("Subject")
 Answer = TypeVar("Answer")
 
 
-def kept(function: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
-    """Keeps the answer of a function with its only argument, which cannot change; what cached_property is to methods.
+def remembered(function: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
+    """Keeps the answer of a function with its only argument, which cannot change: what cached_property is for methods.
 
     Examples:
-        >>> @kept
+        >>> @remembered
         ... def halves(schedule):
         ...     print("counting")
         ...     return len(schedule) // 2
@@ -303,7 +303,7 @@ class Schedule:
     @cached_property
     def device_rows(self) -> NDArray[np.int64]:
         """(devices + 1,) bounds: the rows of device d are ``device_rows[d]:device_rows[d + 1]``."""
-        return np.searchsorted(self.device, np.arange(self.num_devices + 1))
+        return np.searchsorted(self.device, np.arange(self.num_devices + 1, dtype=np.int32))  # int64 would copy the column
 
     @cached_property
     def every_row_a_slot(self) -> bool:
@@ -327,7 +327,7 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Compute slots over all devices."""
-        return len(self.slot_row)
+        return len(self) if self.every_row_a_slot else len(self.slot_row)
 
     @cached_property
     def slot_device(self) -> NDArray[np.int32]:
@@ -337,7 +337,7 @@ class Schedule:
     @cached_property
     def device_slots(self) -> NDArray[np.int64]:
         """(devices + 1,) bounds: the slots of device d are ``device_slots[d]:device_slots[d + 1]``."""
-        return self.device_rows if self.every_row_a_slot else np.searchsorted(self.slot_device, np.arange(self.num_devices + 1))
+        return self.device_rows if self.every_row_a_slot else np.searchsorted(self.slot_device, np.arange(self.num_devices + 1, dtype=np.int32))
 
     @cached_property
     def slot_second_row(self) -> NDArray[np.int64]:
@@ -389,10 +389,10 @@ class Schedule:
     @cached_property
     def placement(self) -> dict[int, tuple[int, ...]]:
         """Stage to the devices that list it, more than one where it has replicas."""
-        pairs = distinct(self.stage.astype(np.int64) * max(1, self.num_devices) + self.device)
+        devices = max(1, self.num_devices)
+        pairs = distinct(self.stage.astype(np.int64) * devices + self.device)
         result: dict[int, tuple[int, ...]] = {}
-        for pair in pairs.tolist():
-            stage, device = divmod(pair, max(1, self.num_devices))
+        for stage, device in zip((pairs // devices).tolist(), (pairs % devices).tolist(), strict=True):
             result[stage] = (*result.get(stage, ()), device)
         return result
 
@@ -417,7 +417,11 @@ class Schedule:
 
     def has(self, *kinds: Kind) -> bool:
         """Whether any of these kinds is listed."""
-        return any(self.kind_counts[kind] for kind in kinds)
+        counts = self.kind_counts
+        for kind in kinds:  # noqa: SIM110  any() takes twice as long, and this is asked often
+            if counts[kind]:
+                return True
+        return False
 
     @cached_property
     def kind_counts(self) -> list[int]:

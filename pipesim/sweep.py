@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from numbers import Real
 from typing import Any
 
@@ -100,6 +101,7 @@ def run_sweep(
         >>> [(row["schedule"], row["makespan"], row["peak_memory"]) for row in rows]
         [('1f1b', 33.0, 4.0), ('gpipe', 33.0, 8.0)]
     """
+    import_module("joblib")  # if it is missing, that is to be said before there is a file
     of_id = dict(zip(configuration_ids(configurations), configurations, strict=True))
     columns = _columns(of_id.values())
     results: dict[str, Row] = {}
@@ -174,9 +176,12 @@ def _evaluate(batch: Mapping[str, Configuration], engine: str) -> dict[str, Row]
 
 def _evaluated(todo: Mapping[str, Configuration], jobs: int | None, engine: str) -> Iterator[dict[str, Row]]:
     """The results of batches, as they come."""
+    left = {next(iter(batch)): batch for batch in _batches(todo)}
+    if len(left) == 1:  # sooner done than others are started
+        yield _evaluate(todo, engine)
+        return
     from joblib import effective_n_jobs
 
-    left = {next(iter(batch)): batch for batch in _batches(todo)}
     while left:
         try:
             for found in in_parallel(_evaluate, [(batch, engine) for batch in left.values()], jobs, ordered=False):

@@ -177,7 +177,7 @@ class Timeline:
             {"device": o.device, "op": None if o.op is None else str(o.op), "time": o.time, "needed": o.needed, "capacity": o.capacity}
             for o in self.overflows()
         ]
-        peaks = [self.memory(device).peak_categories for device in range(self.schedule.num_devices)]
+        peaks = _memory.peak_categories(self)
         result: dict[str, Any] = {
             "schedule": self.schedule.name,
             "devices": self.schedule.num_devices,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipesim.errors import ScheduleError, did_you_mean
 
-__all__ = ["ClusterFile", "StageTimesFile", "parse_toml"]
+__all__ = ["CalibrationFile", "ClusterFile", "DeviceFile", "ModelFile", "StageTimesFile", "parse_toml"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
@@ -96,6 +96,67 @@ class StageTimesFile(_File):
     memory: MemoryEntry | None = None
 
 
+class ModelFile(_File):
+    """A transformer."""
+
+    name: str | None = None
+    source: str | None = None
+    layers: Count
+    hidden: Count
+    heads: Count
+    vocabulary: Count
+    sequence: Count
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    ffn: Count | None = None
+    gated: bool | None = None
+    tied_embeddings: bool | None = None
+    learned_positions: bool | None = None
+    biases: bool | None = None
+    norm: Literal["layernorm", "rmsnorm"] | None = None
+    dropout: bool | None = None
+    causal: bool | None = None
+    experts: Count | None = None
+    active_experts: Count | None = None
+
+
+class EfficiencyEntry(_File):
+    """What part of a device's peaks is reached; see ``pipesim.models.Efficiency``."""
+
+    gemm: Positive | None = None
+    gemm_size: Number | None = None
+    attention: Positive | None = None
+    memory: Positive | None = None
+    layer_overhead: Number | None = None
+    op_overhead: Number | None = None
+    step_overhead: Number | None = None
+    inside: Positive | None = None
+    between: Positive | None = None
+    gradient: Positive | None = None
+    pipeline: Positive | None = None
+
+
+class DeviceFile(_File):
+    """A GPU: ``mixed_tflops = 312``, ``memory = "80 GB"``, and the cluster (a file or a preset) whose links it has."""
+
+    name: str | None = None
+    source: str | None = None
+    mixed_tflops: Positive
+    fp32_tflops: Positive
+    memory: Quantity
+    memory_bandwidth: Quantity
+    host_bandwidth: Quantity
+    cluster: str
+    efficiency: EfficiencyEntry | None = None
+
+
+class CalibrationFile(_File):
+    """A fitted efficiency."""
+
+    source: str | None = None
+    efficiency: EfficiencyEntry
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -112,13 +173,29 @@ def parse_toml(model: type[Model], text: str, where: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if not (isinstance(part, str) and "[" in part))
+        # a misspelt key explains a missing one, so it is named first
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        location = _in_data(data, first["loc"])
+        place = ".".join(map(str, location))
         if first["type"] == "extra_forbidden":
-            key = str(first["loc"][-1])
-            known = list(model.model_fields) if len(first["loc"]) == 1 else _fields_at(model, first["loc"][:-1])
-            raise ScheduleError(f"{where}: unknown key {place!r}{did_you_mean(key, known) or '; known: ' + ', '.join(known)}") from None
+            known = _fields_at(model, location[:-1])
+            raise ScheduleError(f"{where}: unknown key {place!r}{did_you_mean(str(location[-1]), known) or '; known: ' + ', '.join(known)}") from None
+        if first["type"] == "missing":
+            raise ScheduleError(f"{where}: {place} is missing") from None
         raise ScheduleError(f"{where}: {place}: {first['msg']}, got {first.get('input')!r:.80}") from None
+
+
+def _in_data(data: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The part of pydantic's location that is keys of the file; the rest names alternatives of a type."""
+    kept: list[Any] = []
+    for part in location:
+        if isinstance(data, dict) and (part in data or part == location[-1]):
+            kept.append(part)
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            kept.append(part)
+            data = data[part]
+    return tuple(kept)
 
 
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from pipesim.errors import ScheduleError
 from pipesim.op import Kind
 from pipesim.registry import available
 from pipesim.schedule import Schedule
-from pipesim.testing import check_generator
+from pipesim.testing import SIZES, check_generator
 
 # Sequence splits are microbatches of their own.
 SPLITS = {"seq1f1b": 2}
@@ -22,10 +22,16 @@ def _first_names():
     return sorted(names.values())
 
 
+# v-auto searches, at half a second a size; zb-1p is zb-auto by another name.
+GRID = [(devices, microbatches) for devices in range(1, 9) for microbatches in range(1, 25)]
+COARSE = {"v-auto", "zb-1p"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _first_names())
-def test_conformance(name):
-    report = check_generator(available()[name], splits=SPLITS.get(name, 1))
-    assert report.legal
+def test_every_size_up_to_8_devices_and_24_microbatches(name):
+    sizes = SIZES if name in COARSE else GRID
+    assert check_generator(available()[name], sizes=sizes, splits=SPLITS.get(name, 1)).legal
 
 
 def _good(devices: int, microbatches: int, *, short: bool = False) -> Schedule:

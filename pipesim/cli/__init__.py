@@ -17,6 +17,7 @@ _COMMANDS = {
     "list": ("listing", "The schedules there are, a line each."),
     "show": ("listing", "A schedule's order and its picture in time."),
     "simulate": ("running", "Run a schedule: time, bubbles, idle causes, memory."),
+    "estimate": ("estimating", "A training step of GPT-3, Llama, ... on so many GPUs: time, MFU, memory, which schedule fits."),
     "compare": ("running", "Several schedules or saved runs side by side."),
     "sweep": ("sweeping", "Many schedules, sizes and links at once, into a file that can be continued."),
     "jitter": ("jittering", "A schedule with durations that vary, slow devices and slow links."),
@@ -95,5 +96,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"there is not enough memory for a run of this size {error}"
     if isinstance(error, ModuleNotFoundError):
-        return f"{error}; this needs an extra: pip install 'pipesim[plot]'"
+        extra = {"joblib": "sweep", "pyarrow": "sweep", "numba": "fast", "torch": "replay"}.get(str(error.name).partition(".")[0], "plot")
+        return f"{error}; this needs an extra: pip install 'pipesim[{extra}]'"
     return str(error)

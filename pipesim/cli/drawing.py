@@ -62,6 +62,17 @@ def export_command(words: tuple[str, ...], form: str | None, out: str, **values:
         schedule = request.run(name).schedule if is_run(name) else request.schedule(name).check()
         if form == "csv":
             schedule.to_csv(target)
+            lost = [
+                what
+                for what, there in (
+                    ("weight policy", schedule.weights != "flush"),
+                    ("stage graph", schedule.graph),
+                    ("offload targets", schedule.offload_to),
+                )
+                if there
+            ]
+            if lost:
+                click.echo(f"Warning: CSV has no word for the {' and the '.join(lost)}; the text form (.txt) keeps it", err=True)
         else:
             from pipesim.files import write_atomically
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import Any
 
@@ -18,6 +19,12 @@ __all__ = ["list_command", "show_command"]
 def _about(generator: registry.Generator) -> str:
     """The first line of a generator's docstring."""
     return (inspect.getdoc(generator) or "").partition("\n")[0]
+
+
+def _description(generator: registry.Generator) -> str:
+    """A generator's docstring without its sections for programmers (Args, Raises) and the marks before pictures."""
+    text = re.split(r"\n\n(?:Args|Raises|Returns|Examples):\n", inspect.getdoc(generator) or "")[0]
+    return text.replace("\n::\n", "").replace("``", "")
 
 
 @click.command("list")
@@ -69,4 +76,4 @@ def show_command(words: tuple[str, ...], width: int | None, as_json: bool, **val
     click.echo(text.gantt(run, width=width))
     if not registry.is_file(name) and not is_run(name):
         click.echo()
-        click.echo(inspect.getdoc(registry.find(name)) or "")
+        click.echo(_description(registry.find(name)))

@@ -7,7 +7,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
@@ -114,7 +114,9 @@ def request_options(command: Command) -> Command:
     ]
     options += [click.option(_flag(name), type=Numbers("bytes"), help=_SIZE_HELP[name]) for name in SIZES]
     options += [
-        click.option("--stages", type=int, help="The times and bytes are of one of this many stages; others are scaled (chunks)."),
+        click.option(
+            "--stages", type=int, help="The times and bytes are of one of this many stages; chunks take their share. compare: as many as devices."
+        ),
         click.option("--unit", type=click.Choice(["slot", "s", "ms", "us"]), default="slot", help="Unit of the times above."),
         click.option("--costs", help=f"Costs from a file: stage times (TOML), a layer profile (graph.txt), or one of {', '.join(cost_presets())}."),
         click.option("--cuts", help="Profile: the layer that each stage but the first starts with, such as 5,12,30. Default: balanced."),
@@ -202,7 +204,10 @@ class Request:
     def schedule(self, name: str) -> Schedule:
         """The schedule that a name or a file means."""
         if registry.is_file(name):
-            return self._read(name)
+            try:
+                return self._read(name).check()
+            except ScheduleError as error:
+                raise ScheduleError(str(error) if name in str(error) else f"{name}: {error}") from None
         generator = registry.find(name)
         sizes = {key: self.values[key] for key in ("devices", "microbatches")}
         for key, value in sizes.items():
@@ -255,7 +260,10 @@ class Request:
         if values["costs"] is not None:
             if given:
                 raise click.UsageError(f"--costs gives the costs already; leave out {', '.join(map(_flag, given))}")
-            return read_costs(values["costs"], **profile)
+            costs = read_costs(values["costs"], **profile)
+            if isinstance(costs, UniformCosts) and costs.stages is not None:
+                return replace(costs, microbatches=values["microbatches"])
+            return costs
         if profile:
             raise click.UsageError(f"{', '.join(map(_flag, profile))} belongs to --costs with a layer profile")
         scale = {"slot": None, "s": 1.0, "ms": 1e-3, "us": 1e-6}[values["unit"]]
@@ -270,7 +278,12 @@ class Request:
             options["bandwidth"] = _bandwidth(values["bandwidth"], scale is not None)
         if values["recompute"] is not None:
             options["recompute_policy"] = values["recompute"]
-        return UniformCosts(**options, stages=values["stages"], unit="slot" if scale is None else "s")
+        return UniformCosts(
+            **options,
+            stages=values["stages"],
+            microbatches=values["microbatches"] if values["stages"] else None,
+            unit="slot" if scale is None else "s",
+        )
 
     def cluster(self, costs: CostModel) -> Cluster | None:
         """The cluster, if one is needed."""

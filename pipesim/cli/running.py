@@ -24,7 +24,7 @@ __all__ = ["compare_command", "simulate_command"]
 def simulate_command(words: tuple[str, ...], fit: bool, save: str | None, as_json: bool, **values: Any) -> None:
     """Run SCHEDULE: a name (pipesim list), module:function, file.py:function, a CSV or a text file.
 
-    A schedule's own options are given here too: pipesim simulate 1f1b --policy B ...
+    A schedule's own options, which pipesim list shows, are given here too: pipesim simulate 1f1b --policy B ...
     """
     request = Request(words, values)
     run = request.run(request.name)
@@ -49,6 +49,9 @@ def simulate_command(words: tuple[str, ...], fit: bool, save: str | None, as_jso
 @json_option
 def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values: Any) -> None:
     """Put several schedules, or runs that were saved (run.json.gz), side by side."""
+    shared = values["stages"] is None and values["costs"] is None and _are_numbers(values)
+    if shared:  # the same model for all: a schedule with two chunks per device has stages of half the size
+        values["stages"] = values["devices"]
     request = Request(words, values)
     chosen = request.names
     if every:
@@ -70,8 +73,18 @@ def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values
         print_json({**table.as_dict(), "refused": refused})
         return
     click.echo(str(table))
+    if shared and len({run.schedule.num_stages for _, run in runs}) > 1:
+        click.echo(f"The times are those of one of {values['stages']} stages; a chunk takes its share (--stages).")
+    asynchronous = [name for name, run in runs if run.schedule.weights != "flush"]
+    if asynchronous:
+        click.echo(f"Asynchronous, so iteration_time is per update: {', '.join(asynchronous)}.")
     for name, reason in refused.items():
-        click.echo(f"{name}: not for this size: {reason}")
+        click.echo(f"{name}: left out: {reason}")
+
+
+def _are_numbers(values: dict[str, Any]) -> bool:
+    """Whether no cost is a list per stage, which cannot be shared out to other stages."""
+    return not any(isinstance(value, list) for value in values.values())
 
 
 def _first_names() -> list[str]:

@@ -67,7 +67,7 @@ class CostModel(Protocol):
 
 def constant(table: NDArray[np.float64]) -> float | None:
     """The number that a table made of one number repeats, or None: what a user typed is often one number for a million ops."""
-    return float(table.flat[0]) if table.size and not any(table.strides) else None
+    return float(table.flat[0]) if table.size == 1 or (table.size and not any(table.strides)) else None
 
 
 def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: Floats | None = None, overlap: Floats | None = None) -> Floats:
@@ -75,7 +75,7 @@ def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: 
 
     Args:
         schedule: A checked schedule.
-        times: Kind to a (stages, microbatches) table; for ``U`` a (stages,) array.
+        times: Kind to a (stages, microbatches) table, or what spreads to one; for ``U`` a (stages,) array.
         recompute: (stages, microbatches) time added to B or I, or None.
         overlap: (stages,) duration of a pair of a forward with a backward, by the forward's stage; None for the sum
             of its two, which is what every other pair takes.
@@ -92,7 +92,8 @@ def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: 
         if numbers[kind] is None and schedule.has(kind):
             own = np.flatnonzero(schedule.kind == int(kind))
             stage = schedule.stage[own]
-            rows[own] = table[stage] if kind is Kind.U else table[stage, schedule.microbatch[own]]
+            full = table if kind is Kind.U else np.broadcast_to(table, (schedule.num_stages, schedule.num_microbatches))
+            rows[own] = full[stage] if kind is Kind.U else full[stage, schedule.microbatch[own]]
     if recompute is not None:
         backward = schedule.backward_rows
         there = backward >= 0

@@ -272,7 +272,9 @@ class ProfileCosts:
         shape = (schedule.num_stages, schedule.num_microbatches)
         forward, backward = (np.broadcast_to(self._sums(schedule, field)[:, None], shape) for field in ("forward", "backward"))
         if self._share is None and schedule.has(Kind.I, Kind.W):
-            raise ScheduleError("the schedule splits the backward and the profile does not say how; give weight_grad_share, such as 0.5")
+            raise ScheduleError(
+                "the schedule splits the backward and the profile does not say how; give weight_grad_share (--weight-grad-share), such as 0.5"
+            )
         share = self._share or 0.0
         times = {Kind.F: forward, Kind.R: forward, Kind.B: backward, Kind.I: backward * (1 - share), Kind.W: backward * share}
         return slot_durations(schedule, times)

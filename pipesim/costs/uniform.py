@@ -51,6 +51,8 @@ class UniformCosts:
         optimizer_state: Bytes of its optimizer state.
         stages: The numbers above are of one of this many stages; in a schedule with twice as many (two chunks per
             device) each takes half. Messages and a hop do not shrink. None: the numbers are of the schedule's own stages.
+        microbatches: The same for microbatches: the numbers are for one of this many, and in a schedule that cuts each in
+            pieces (seq1f1b) a piece takes its share.
         tied: Groups of stages that share weights.
         unit: ``"slot"`` for abstract time, ``"s"`` for seconds and bytes.
 
@@ -78,6 +80,7 @@ class UniformCosts:
     gradients: ArrayLike = 0.0
     optimizer_state: ArrayLike = 0.0
     stages: int | None = None
+    microbatches: int | None = None
     tied: Sequence[Sequence[int]] = ()
     unit: Unit = "slot"
     name: str = "uniform"
@@ -95,8 +98,9 @@ class UniformCosts:
                 raise ScheduleError(f"{field} must be one number, got {value!r}; links that differ are a cluster's")
             if value is not None:
                 object.__setattr__(self, field, float(_numbers(field, value)))
-        if self.stages is not None:
-            require_count("stages", self.stages)
+        for field in ("stages", "microbatches"):
+            if getattr(self, field) is not None:
+                require_count(field, getattr(self, field))
         if self.bandwidth == 0:
             raise ScheduleError("bandwidth must be above 0; leave it out where only latency counts")
         if self.forward is None and self.unit == "slot":
@@ -121,7 +125,7 @@ class UniformCosts:
 
     def durations(self, schedule: Schedule) -> Floats:
         """(slots,) duration of every slot."""
-        forward = self._table("forward", schedule)
+        forward = self._compact("forward", schedule)
         backward, input_grad, weight_grad = self._backward_times(schedule)
         times = {
             Kind.F: forward,
@@ -140,7 +144,7 @@ class UniformCosts:
         table = self._table("message", schedule)
         number = constant(table)
         if number is not None:
-            return np.full(len(found), number)
+            return np.broadcast_to(number, len(found))
         sender = np.where(found.gradient, found.target, found.source)
         return np.array(table[schedule.stage[sender], schedule.microbatch[sender]])
 
@@ -202,12 +206,7 @@ class UniformCosts:
     # -- spreading numbers ---------------------------------------------------------------------------------------------
 
     def _backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
-        """(stages, microbatches) times of B, I and W; what was left out follows from the rest."""
-        shape = (schedule.num_stages, schedule.num_microbatches)
-        return tuple(np.broadcast_to(times, shape) for times in self._compact_backward_times(schedule))  # type: ignore[return-value]
-
-    def _compact_backward_times(self, schedule: Schedule) -> tuple[Floats, Floats, Floats]:
-        """The same, each of a shape that spreads to that."""
+        """Times of B, I and W that spread to (stages, microbatches); what was left out follows from the rest."""
         if not schedule.has_backward:
             nothing = np.zeros((1, 1))
             return nothing, nothing, nothing
@@ -221,7 +220,7 @@ class UniformCosts:
             return whole, first, second
         if self.unit == "s" and (first is None or second is None):
             raise ScheduleError("the schedule has a backward, and in seconds there is no default: give backward, or input_grad and weight_grad")
-        one = np.full((1, 1), 1.0 if self.stages is None else self.stages / schedule.num_stages)
+        one = np.full((schedule.num_stages, schedule.num_microbatches), self._share("input_grad", schedule))
         first, second = one if first is None else first, one if second is None else second
         return first + second, first, second
 
@@ -244,14 +243,24 @@ class UniformCosts:
         return np.asarray(_spread("recompute_policy", np.asarray(self.recompute_policy), *shape), bool) & (schedule.backward_rows >= 0)
 
     def _scaled(self, field: str, schedule: Schedule) -> Floats:
+        """The numbers as those of one stage and microbatch of this schedule."""
         value = np.asarray(getattr(self, field))
-        if self.stages is None or self.stages == schedule.num_stages or field in ("message", "stage_input"):
-            return value
-        if value.ndim:
+        share = self._share(field, schedule)
+        if share != 1 and value.ndim:
             raise ScheduleError(
-                f"{field} has one value for each of {self.stages} stages and the schedule has {schedule.num_stages} stages; give one number to scale"
+                f"{field} has {len(value)} values, of {self.stages or 'its'} stages and {self.microbatches or 'its'} microbatches, and the schedule has "
+                f"{schedule.num_stages} and {schedule.num_microbatches}; give one number to scale"
             )
-        return value * (self.stages / schedule.num_stages)
+        return value * share
+
+    def _share(self, field: str, schedule: Schedule) -> float:
+        """What a stage and microbatch of this schedule is of those that the numbers speak of."""
+        share = 1.0
+        if self.stages is not None and field not in ("message", "stage_input"):  # boundaries do not shrink with stages
+            share *= self.stages / schedule.num_stages
+        if self.microbatches is not None and field not in ("weights", "gradients", "optimizer_state", "optimizer"):
+            share *= self.microbatches / schedule.num_microbatches
+        return share
 
     def _table(self, field: str, schedule: Schedule) -> Floats:
         return np.broadcast_to(self._compact(field, schedule), (schedule.num_stages, schedule.num_microbatches))
@@ -263,6 +272,8 @@ class UniformCosts:
         value = self._scaled(field, schedule)
         if value.ndim > 1:
             raise ScheduleError(f"{field} belongs to a stage, not to a microbatch; give a number or {schedule.num_stages} of them")
+        if value.ndim == 0:
+            return np.full(schedule.num_stages, value)
         return np.asarray(_spread(field, value, schedule.num_stages, 1)[:, 0])
 
 

@@ -71,7 +71,7 @@ def simulate(
     cluster = linked_cluster(costs, cluster, schedule)
     refuse(schedule, steps)
     schedule, (durations,) = with_timed_updates(schedule, costs)
-    durations = durations / cluster.speeds(schedule.num_devices)[schedule.slot_device]
+    durations = at_speed(durations, schedule, cluster)
     footprint = Footprint.of(schedule, costs)
     moved = moves(schedule)
     program = Program(schedule, durations, footprint.message, cluster, steps, barrier, footprint.kept[moved.stage, moved.microbatch])
@@ -166,11 +166,18 @@ def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> t
     """
     # of typed costs it is known beforehand, without a longer schedule (a subclass may give other durations)
     full = schedule if type(costs) is UniformCosts and not np.any(costs.optimizer) else schedule.with_updates()
-    durations = checked_durations([costs.durations(full) for _ in range(runs)], full, f"the cost model {type(costs).__name__}")
+    drawn = [np.asarray(costs.durations(full)) for _ in range(runs)]
+    durations = checked_durations(drawn[0][None] if runs == 1 else drawn, full, f"the cost model {type(costs).__name__}")
     if full is schedule:
         return schedule, durations
     update = full.kind[full.slot_row] == int(Kind.U)
     return (full, durations) if durations[:, update].any() else (schedule, durations[:, ~update])
+
+
+def at_speed(durations: NDArray[np.float64], schedule: Schedule, cluster: Cluster) -> NDArray[np.float64]:
+    """(..., slots) durations on the devices at hand."""
+    speeds = cluster.speeds(schedule.num_devices)
+    return durations if (speeds == 1).all() else durations / speeds[schedule.slot_device]
 
 
 def checked_durations(durations: ArrayLike, schedule: Schedule, who: str) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipesim.cluster import Cluster, Unit
 from pipesim.costs import CostModel, UniformCosts
-from pipesim.engine import Engine, checked_durations, choose, compiled, linked_cluster, refuse, run, with_timed_updates
+from pipesim.engine import Engine, at_speed, checked_durations, choose, compiled, linked_cluster, refuse, run, with_timed_updates
 from pipesim.engine.kernels import Figures
 from pipesim.engine.program import Program
 from pipesim.errors import ScheduleError, require_count
@@ -112,7 +112,7 @@ def simulate_many(
             raise ScheduleError(f"n is {n} and durations has {len(table)} rows; leave n out")
     if not len(table):
         raise ScheduleError("durations has no row; give one per run")
-    table = table / cluster.speeds(schedule.num_devices)[schedule.slot_device]
+    table = at_speed(table, schedule, cluster)
     footprint = Footprint.of(schedule, costs)
     moved = moves(schedule)
     program = Program(schedule, table[0], footprint.message, cluster, 1, barrier, footprint.kept[moved.stage, moved.microbatch])

@@ -13,17 +13,21 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim.costs.model import constant
 from pipesim.engine import contention, kernels
 from pipesim.engine.deadlock import explain
-from pipesim.engine.program import Program, Times
+from pipesim.engine.program import Program, Times, reductions, transfer_slots
 from pipesim.errors import ScheduleError
+from pipesim.memory import moves
+from pipesim.op import Kind
+from pipesim.schedule import Schedule, remembered
 
-__all__ = ["columns", "compiled", "installed", "is_loaded", "refuse_uncovered", "run", "uncovered"]
+__all__ = ["columns", "compiled", "installed", "is_loaded", "refuse_uncovered", "run", "run_many", "structure", "uncovered"]
 
 _MOST = 2**31 - 1  # what int32 columns can number
 
@@ -121,70 +125,102 @@ def _say_once(text: str) -> None:
 # -- a run ---------------------------------------------------------------------------------------------------------------
 
 
-def columns(program: Program) -> tuple[kernels.Columns, NDArray[np.int64]]:
-    """Returns the run as the loops want it, and (edges,) the transfer that each edge is, -1 for one of a reduction."""
-    schedule, used = program.schedule, program.used_devices
-    real, meetings = schedule.num_slots, len(program.reductions)
-    bounds = schedule.device_slots
-    place = np.cumsum(np.diff(bounds) > 0) - 1  # device to its number among those that are used
-    extra = real + np.arange(meetings)
-    low, high = np.concatenate([bounds[used], extra]), np.concatenate([bounds[used + 1], extra + 1])
-    gate = high.copy()
-    gates = program.barrier_slots[used]
-    gate[: len(used)] = np.where(gates >= 0, gates, high[: len(used)])
-    owner = np.concatenate([place[schedule.slot_device], len(used) + np.arange(meetings)])
-    source, target = program.source_slot, program.target_slot
-    transfers = np.arange(len(source))
-    into, out_of = _reduction_edges(program)
-    moves = len(program.moves)
-    if meetings or moves:  # messages alone are in order
-        local = len(into) + len(out_of)
-        source, target = np.concatenate([source, into[:, 0], out_of[:, 0]]), np.concatenate([target, into[:, 1], out_of[:, 1]])
-        transfers = np.concatenate([transfers, np.full(local, -1)])
-        order = np.argsort(source, kind="stable")
-        source, target, transfers = source[order], target[order], transfers[order]
-    queue = np.where(program.queued, program.link, -1)
-    values = [queue, program.transfer, program.latency]
-    if meetings or moves:
-        nothing = (-1, 0.0, 0.0)  # of a reduction
-        values = [np.append(column, value)[transfers] for column, value in zip(values, nothing, strict=True)]
-    slots = real + meetings
-    first = np.zeros(slots + 1, np.int64)
-    np.cumsum(np.bincount(source, minlength=slots), out=first[1:])
-    indegree = np.bincount(target[target >= 0], minlength=slots)
-    return (
-        kernels.Columns(
-            *(_ints(low), _ints(gate), _ints(high)),
-            len(used) if program.barrier else 0,
-            *(_ints(owner), _ints(indegree), _ints(first), _ints(target)),
-            *(_ints(values[0]), _floats(values[1]), _floats(values[2])),
-            int(queue.max(initial=-1)) + 1,
-        ),
-        transfers,
+def columns(program: Program) -> kernels.Columns:
+    """Returns the run as the loops want it."""
+    fixed = structure(program.schedule)
+    gate = fixed.high
+    if program.schedule.has(Kind.U) and program.barrier:
+        gates = program.barrier_slots[program.used_devices]
+        gate = gate.copy()
+        gate[: len(gates)] = np.where(gates >= 0, gates, gate[: len(gates)])
+    transfer, latency, queues = program.transfer, program.latency, 0
+    queue = _NONE
+    if program.queued.any():
+        queue = program.link if program.queued.all() else np.where(program.queued, program.link, -1)
+        queues = int(queue.max()) + 1
+    if fixed.transfer is not None:  # an edge of a reduction takes no time
+        queue = np.append(queue, -1)[fixed.transfer] if queues else queue
+        transfer, latency = (np.append(values, 0.0)[fixed.transfer] for values in (transfer, latency))
+    lone_transfer, lone_latency = constant(transfer), constant(latency)
+    return kernels.Columns(
+        *(fixed.low, gate, fixed.high, len(program.used_devices) if program.barrier else 0),
+        *(fixed.owner, fixed.indegree, fixed.first, fixed.target, _ints(queue)),
+        _floats(transfer) if lone_transfer is None else np.full(1, lone_transfer),
+        _floats(latency) if lone_latency is None else np.full(1, lone_latency),
+        *(int(lone_transfer is None), int(lone_latency is None), queues),
     )
 
 
-def _reduction_edges(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+_NONE = np.full(1, -1, np.int32)
+
+
+class Structure(NamedTuple):
+    """What of the columns follows from the schedule alone; see :class:`pipesim.engine.kernels.Columns`.
+
+    Attributes:
+        transfer: (edges,) the transfer that each edge is, -1 for one of a reduction; None where edges are transfers.
+    """
+
+    low: NDArray[np.int32]
+    high: NDArray[np.int32]
+    owner: NDArray[np.int32]
+    indegree: NDArray[np.int32]
+    first: NDArray[np.int32]
+    target: NDArray[np.int32]
+    transfer: NDArray[np.int64] | None
+
+
+@remembered
+def structure(schedule: Schedule) -> Structure:
+    """Returns the columns that follow from the schedule alone."""
+    bounds, used = schedule.device_slots, np.flatnonzero(np.diff(schedule.device_slots))
+    low, high = bounds[used], bounds[used + 1]
+    owner: NDArray[Any] = schedule.slot_device
+    if len(used) < schedule.num_devices:
+        owner = np.searchsorted(used, owner)
+    source, target = transfer_slots(schedule)
+    transfer = None
+    into, out_of = _reduction_edges(schedule)
+    meetings = len(reductions(schedule))
+    slots = schedule.num_slots + meetings
+    if meetings:
+        extra = np.arange(schedule.num_slots, slots)
+        low, high = np.concatenate([low, extra]), np.concatenate([high, extra + 1])
+        owner = np.concatenate([owner, len(used) + np.arange(meetings)])
+    if meetings or len(moves(schedule)):  # messages alone are in order
+        transfer = np.concatenate([np.arange(len(source)), np.full(len(into) + len(out_of), -1)])
+        source, target = np.concatenate([source, into[:, 0], out_of[:, 0]]), np.concatenate([target, into[:, 1], out_of[:, 1]])
+        order = np.argsort(source, kind="stable")
+        source, target, transfer = source[order], target[order], transfer[order]
+    first = np.zeros(slots + 1, np.int32)
+    np.cumsum(np.bincount(source, minlength=slots), out=first[1:])
+    indegree = np.bincount(target[target >= 0] if len(moves(schedule)) else target, minlength=slots)
+    return Structure(_ints(low), _ints(high), _ints(owner), _ints(indegree), first, _ints(target), transfer)
+
+
+def _reduction_edges(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(edges, 2) slots: from gradients to each reduction, from each reduction to its updates."""
     into: list[tuple[int, int]] = []
     out_of: list[tuple[int, int]] = []
-    for number, (gradients, updates) in enumerate(program.reductions, program.schedule.num_slots):
+    for number, (gradients, updates) in enumerate(reductions(schedule), schedule.num_slots):
         into.extend((slot, number) for slot in gradients)
         out_of.extend((number, slot) for slot in updates)
     return np.array(into, np.int64).reshape(-1, 2), np.array(out_of, np.int64).reshape(-1, 2)
 
 
-def shared(program: Program, transfers: NDArray[np.int64]) -> contention.Shared:
+def shared(program: Program) -> contention.Shared:
     """Returns what the loop over events wants besides."""
-    messages, count = len(program.messages), len(transfers)
-    is_transfer = transfers >= 0
-    device = np.append(program.transfer_device, 0)[transfers].astype(np.int64)
-    rank = np.append(program.transfer_rank, 0)[transfers]
+    transfer, messages = structure(program.schedule).transfer, len(program.messages)
+    if transfer is None:
+        transfer = np.arange(messages)
+    device = np.append(program.transfer_device, 0)[transfer].astype(np.int64)
+    rank = np.append(program.transfer_rank, 0)[transfer]
     lanes, number = np.unique(program.moves.device, return_inverse=True)
-    lane = np.where(transfers >= messages, np.append(number, -1)[np.maximum(transfers - messages, -1)], -1)
-    moves = np.flatnonzero(lane >= 0)  # in the order of the streams
-    bounds = np.searchsorted(lane[moves], np.arange(len(lanes) + 1))
-    return contention.Shared(np.where(is_transfer, device * program.steps * count + rank, 0), _ints(lane), _ints(bounds), _ints(moves))
+    lane = np.full(len(transfer), -1)
+    edges = np.flatnonzero(transfer >= messages)  # the moves, in the order of the streams
+    lane[edges] = number
+    bounds = np.searchsorted(number, np.arange(len(lanes) + 1))
+    return contention.Shared(device * (program.steps * len(transfer)) + rank, _ints(lane), _ints(bounds), _ints(edges))
 
 
 def has_shared_queues(program: Program) -> bool:
@@ -194,7 +230,9 @@ def has_shared_queues(program: Program) -> bool:
     queued = program.queued
     if not queued.any():
         return False
-    link, device = program.link[queued], program.transfer_device[queued]
+    link, device = program.link, program.transfer_device
+    if not queued.all():
+        link, device = link[queued], device[queued]
     sender = np.zeros(int(link.max()) + 1, device.dtype)
     sender[link] = device
     return bool((sender[link] != device).any())
@@ -206,22 +244,20 @@ def run(program: Program) -> Times:
     Raises:
         DeadlockError: Some device cannot go on.
     """
-    c, transfers = columns(program)
+    c, transfer = columns(program), structure(program.schedule).transfer
     slots, real, steps = len(c.owner), program.schedule.num_slots, program.steps
-    durations = _floats(np.append(program.durations, np.zeros(slots - real)))
+    durations = _with_reductions(program.durations, slots)
     start, end = np.zeros((steps, slots)), np.empty((steps, slots))
     at = np.empty(len(c.low), np.int32)
-    departed = None
     if has_shared_queues(program):
-        departed = np.empty((steps, len(transfers)))
+        departed = np.empty((steps, len(c.target)))
         at_step = np.empty(len(c.low), np.int32)
-        compiled("events", c, shared(program, transfers), durations, start, end, departed, at, at_step)
+        compiled("events", c, shared(program), durations, start, end, departed, at, at_step)
         if (at_step < steps).any():
             _explain(program, at, at_step)
     else:
-        departed = np.empty((steps, len(transfers)) if c.queues else (0, 0))
-        order = np.empty(slots, np.int32)
-        finished, _ = compiled("chain", c, durations, start, end, departed, order, at)
+        departed = np.empty((steps, len(c.target)) if c.queues else (0, 0))
+        finished, _ = compiled("chain", c, durations, start, end, departed, np.empty(slots, np.int32), at)
         if finished < steps:
             _stuck(program, c, durations, at)
     if slots > real:
@@ -229,12 +265,12 @@ def run(program: Program) -> Times:
     sent = end[:, program.source_slot]
     if not departed.size:
         departed = sent
-    elif len(transfers) > len(program.source_slot) or len(program.moves):
-        own = transfers >= 0
-        by_transfer = np.empty_like(sent)
-        by_transfer[:, transfers[own]] = departed[:, own]
-        departed = by_transfer
-    return start, end, sent, departed, (departed + program.transfer) + program.latency
+    elif transfer is not None:
+        by_edge, departed = departed, np.empty_like(sent)
+        departed[:, transfer[transfer >= 0]] = by_edge[:, transfer >= 0]
+    arrived = departed + program.transfer if c.queues else departed.copy()  # adding 0 changes nothing
+    arrived += program.latency
+    return start, end, sent, departed, arrived
 
 
 def run_many(program: Program, durations: NDArray[np.float64], found: kernels.Figures) -> None:
@@ -243,11 +279,11 @@ def run_many(program: Program, durations: NDArray[np.float64], found: kernels.Fi
     Raises:
         DeadlockError: Some device cannot go on; that does not depend on the durations.
     """
-    c, _ = columns(program)
+    c = columns(program)
     slots = len(c.owner)
     order, at = np.empty(slots, np.int32), np.empty(len(c.low), np.int32)
     times = np.zeros((1, slots)), np.empty((1, slots)), np.empty((1, len(c.target)) if c.queues else (0, 0))
-    first = _floats(np.append(durations[0], np.zeros(slots - durations.shape[1])))
+    first = _with_reductions(durations[0], slots)
     finished, before_barrier = compiled("chain", c, first, *times, order, at)
     if not finished:
         _stuck(program, c, first, at)
@@ -289,10 +325,20 @@ def _explain(program: Program, at: NDArray[np.int32], at_step: NDArray[np.int32]
     raise explain(program, positions)
 
 
+def _with_reductions(durations: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
+    """(slots,) the durations, and 0 for every reduction."""
+    return _floats(np.append(durations, np.zeros(slots - len(durations))) if slots > len(durations) else durations)
+
+
 def _ints(column: NDArray[Any]) -> NDArray[np.int32]:
     """A column as the loops are compiled for: contiguous, and not read-only, which would be another type."""
-    return np.require(column, np.int32, ["C", "W"])
+    return _as(column, np.int32)
 
 
 def _floats(column: NDArray[Any]) -> NDArray[np.float64]:
-    return np.require(column, np.float64, ["C", "W"])
+    return _as(column, np.float64)
+
+
+def _as(column: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
+    flags = column.flags
+    return column if column.dtype == dtype and flags.c_contiguous and flags.writeable else np.array(column, dtype, order="C")

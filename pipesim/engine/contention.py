@@ -136,14 +136,14 @@ def events(c: Columns, s: Shared, durations: Floats, start: Floats, end: Floats,
             else:
                 ahead[head[queue]] = -1
             departed[moving // edges, moving % edges] = now
-            due_time[0], due_clock[0], due = now + c.transfer[moving % edges], devices + queue, 1
+            due_time[0], due_clock[0], due = now + c.transfer[moving % edges * c.transfers], devices + queue, 1
         else:
             break
         # [3] transfers ask for their queues; those without one are on their way at once
         for which in range(asks):
             moving = asking[which]
             step, edge = moving // edges, moving % edges
-            queue = c.queue[edge]
+            queue = c.queue[edge] if queues else -1
             if queue < 0:
                 departed[step, edge] = now
                 leaving[leaves] = moving
@@ -170,7 +170,7 @@ def events(c: Columns, s: Shared, durations: Floats, start: Floats, end: Floats,
         for which in range(leaves):
             moving = leaving[which]
             step, edge = moving // edges, moving % edges
-            arrival = (departed[step, edge] + c.transfer[edge]) + c.latency[edge]
+            arrival = (departed[step, edge] + c.transfer[edge * c.transfers]) + c.latency[edge * c.latencies]
             if s.lane[edge] >= 0:
                 due_time[due], due_clock[due] = arrival, devices + queues + s.lane[edge]
                 due += 1

@@ -41,9 +41,11 @@ class Columns(NamedTuple):
         indegree: (slots,) edges that come in.
         first: (slots + 1,) bounds: the edges that leave slot i are ``first[i]:first[i + 1]``.
         target: (edges,) slot that waits; -1 for none.
-        queue: (edges,) number of the queue, or -1 where only latency counts.
-        transfer: (edges,) time for which it holds its queue.
-        latency: (edges,)
+        queue: (edges,) number of the queue, or -1 where only latency counts; (1,) where there is no queue.
+        transfer: (edges,) time for which it holds its queue; (1,) if all are alike.
+        latency: (edges,); (1,) if all are alike.
+        transfers: 1 if *transfer* has a number per edge, 0 if all are alike; what to multiply an edge with.
+        latencies: The same of *latency*.
         queues: Number of queues.
     """
 
@@ -58,6 +60,8 @@ class Columns(NamedTuple):
     queue: Ints
     transfer: Floats
     latency: Floats
+    transfers: int
+    latencies: int
     queues: int
 
 
@@ -154,11 +158,11 @@ def chain(c: Columns, durations: Floats, start: Floats, end: Floats, departed: F
                             if queue >= 0:
                                 arrival = max(arrival, queue_free[queue])
                                 departed[step, edge] = arrival
-                                arrival += c.transfer[edge]
+                                arrival += c.transfer[edge * c.transfers]
                                 queue_free[queue] = arrival
                             else:
                                 departed[step, edge] = arrival
-                        arrival += c.latency[edge]
+                        arrival += c.latency[edge * c.latencies]
                         waiting = c.target[edge]
                         ready[waiting] = max(ready[waiting], arrival)
                         missing[waiting] -= 1
@@ -220,14 +224,14 @@ def many(c: Columns, order: Ints, before_barrier: int, durations: Floats, device
                 free[own, run] = now[run]
                 work[own, run] += now[run] - begun
             for edge in range(c.first[slot], c.first[slot + 1]):
-                waiting, queue = c.target[edge], c.queue[edge]
+                waiting, queue = c.target[edge], c.queue[edge] if c.queues else -1
                 if queue >= 0:
                     for run in range(BLOCK):
-                        queue_free[queue, run] = max(now[run], queue_free[queue, run]) + c.transfer[edge]
-                        ready[waiting, run] = max(ready[waiting, run], queue_free[queue, run] + c.latency[edge])
+                        queue_free[queue, run] = max(now[run], queue_free[queue, run]) + c.transfer[edge * c.transfers]
+                        ready[waiting, run] = max(ready[waiting, run], queue_free[queue, run] + c.latency[edge * c.latencies])
                 else:
                     for run in range(BLOCK):
-                        ready[waiting, run] = max(ready[waiting, run], now[run] + c.latency[edge])
+                        ready[waiting, run] = max(ready[waiting, run], now[run] + c.latency[edge * c.latencies])
         for run in range(BLOCK):
             for own in range(len(device)):
                 found.first_start[base + run, device[own]] = ready[c.low[own], run]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.cluster import Cluster
+from pipesim.costs.model import constant
 from pipesim.dataflow import Messages, first_updates, messages
 from pipesim.memory import Moves, moves
 from pipesim.op import Kind
-from pipesim.schedule import Schedule
+from pipesim.schedule import Schedule, distinct, remembered
 
-__all__ = ["Program", "Times"]
+__all__ = ["Program", "Times", "reductions", "transfer_slots"]
 
 Floats = NDArray[np.float64]
 
@@ -58,33 +60,30 @@ class Program:
         """Whether there is a barrier: only synchronous schedules have one."""
         return self.wants_barrier and self.schedule.weights == "flush"
 
-    @cached_property
+    @property
     def messages(self) -> Messages:
         """The messages, in the order in which their producers stand."""
         return messages(self.schedule)
 
-    @cached_property
+    @property
     def moves(self) -> Moves:
         """The OFFLOAD and RELOAD ops, in row order."""
         return moves(self.schedule)
 
-    @cached_property
+    @property
     def source_slot(self) -> NDArray[np.int64]:
         """(transfers,) slot at whose end the message is sent, or the lane reaches the move."""
-        return np.concatenate([self.messages.source_slot, self.schedule.row_slot[self.moves.row]])
+        return transfer_slots(self.schedule)[0]
 
-    @cached_property
+    @property
     def target_slot(self) -> NDArray[np.int64]:
         """(transfers,) slot that waits for it; -1 for an OFFLOAD. What a RELOAD brings is for the backward, or R before it."""
-        schedule, found = self.schedule, self.moves
-        recompute = schedule.rows_of(Kind.R)[found.stage, found.microbatch]
-        consumer = np.where(recompute > found.row, recompute, schedule.backward_rows[found.stage, found.microbatch])
-        return np.concatenate([self.messages.target_slot, np.where(found.out, -1, schedule.row_slot[consumer])])
+        return transfer_slots(self.schedule)[1]
 
-    @cached_property
+    @property
     def transfer_device(self) -> NDArray[np.int32]:
         """(transfers,) the device that asks for the link: the sender of a message, the device that lists the move."""
-        return np.concatenate([self.messages.source_device, self.moves.device])
+        return _joined(self.messages.source_device, self.moves.device)
 
     @cached_property
     def transfer_rank(self) -> NDArray[np.int64]:
@@ -95,48 +94,42 @@ class Program:
         rank[np.lexsort((np.concatenate([self.schedule.stage[found.target], self.moves.stage]), row))] = np.arange(len(row))
         return rank
 
-    @cached_property
+    @property
     def latency(self) -> Floats:
         """(transfers,) latency of each transfer's link."""
         return self._link_values[0]
 
-    @cached_property
+    @property
     def transfer(self) -> Floats:
         """(transfers,) time for which each holds its link; 0 where only latency counts."""
         return self._link_values[1]
 
-    @cached_property
+    @property
     def queued(self) -> NDArray[np.bool_]:
         """(transfers,) whether the link has a bandwidth, and so a queue."""
         return self._link_values[2]
 
-    @cached_property
+    @property
     def link(self) -> NDArray[np.int64]:
         """(transfers,) number of the link: one per ordered pair of devices that is used, the host counted as one more device."""
-        source, target = self._link_ends
-        return np.asarray(np.unique(source * (self.schedule.num_devices + 1) + target, return_inverse=True)[1].reshape(-1))
-
-    @cached_property
-    def _link_ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(transfers,) devices from which and to which; the host is the number after the last device."""
-        found, moved, host = self.messages, self.moves, self.schedule.num_devices
-        partner = np.where(moved.partner < 0, host, moved.partner)
-        source = np.concatenate([found.source_device, np.where(moved.out, moved.device, partner)])
-        target = np.concatenate([found.target_device, np.where(moved.out, partner, moved.device)])
-        return source.astype(np.int64), target.astype(np.int64)
+        return _links(self.schedule)[0]
 
     @cached_property
     def _link_values(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        first = np.unique(self.link, return_index=True)[1]
-        source, target = (ends[first].tolist() for ends in self._link_ends)
-        host = self.schedule.num_devices
-        links = [self.cluster.host if host in pair else self.cluster.link(*pair) for pair in zip(source, target, strict=True)]
-        latency = np.array([link.latency for link in links])
-        bandwidth = np.array([np.inf if link.bandwidth is None else link.bandwidth for link in links])
-        if not links:
-            return np.zeros(0), np.zeros(0), np.zeros(0, bool)
-        size = np.concatenate([self.message_bytes, self.move_bytes])
-        return latency[self.link], size / bandwidth[self.link], np.isfinite(bandwidth[self.link])
+        count, host = len(self.source_slot), self.schedule.num_devices
+        size = _joined(self.message_bytes, self.move_bytes)
+        if not len(self.moves) and self.cluster.between is None and not self.cluster.links:  # all alike: views of one number
+            link = self.cluster.inside
+            latency, queued = np.broadcast_to(link.latency, count), np.broadcast_to(link.bandwidth is not None, count)
+            number = 0.0 if link.bandwidth is None else constant(size)
+            if number is None:
+                return latency, size / link.bandwidth, queued
+            return latency, np.broadcast_to(number if link.bandwidth is None else number / link.bandwidth, count), queued
+        number_of, pairs = _links(self.schedule)
+        links = [self.cluster.host if host in pair else self.cluster.link(*pair) for pair in pairs]
+        latency = np.array([link.latency for link in links])[number_of]
+        bandwidth = np.array([np.inf if link.bandwidth is None else link.bandwidth for link in links])[number_of]
+        return latency, size / bandwidth, np.isfinite(bandwidth)
 
     @cached_property
     def used_devices(self) -> NDArray[np.int64]:
@@ -148,32 +141,71 @@ class Program:
         """(devices,) the slot before which a device waits for all others: its first update; -1 where it waits at the end."""
         return first_updates(self.schedule) if self.barrier else np.full(self.schedule.num_devices, -1)
 
-    @cached_property
+    @property
     def reductions(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Gradient reductions over replicas: (slots of the last gradients, slots of the updates that wait for them).
 
         One per stage with replicas and update. It takes no time of its own here, but an update of one replica waits for
         the gradients of all.
         """
-        schedule = self.schedule
-        updates = np.flatnonzero(schedule.kind[schedule.slot_row] == int(Kind.U))
-        if not len(updates) or not schedule.replicas:
-            return []
-        result: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        kind, stage = schedule.kind, schedule.stage
-        gradient_rows = (kind == int(Kind.B)) | (kind == int(Kind.W))
-        for replicated, devices in schedule.replicas.items():
-            own = updates[stage[schedule.slot_row[updates]] == replicated]
-            rows = np.flatnonzero(gradient_rows & (stage == replicated))
-            last: dict[int, list[int]] = {}
-            waiting: dict[int, list[int]] = {}
-            for device in devices:
-                mine = schedule.row_slot[rows[schedule.device[rows] == device]]
-                for slot in own[schedule.slot_device[own] == device]:
-                    number = int(schedule.microbatch[schedule.slot_row[slot]])
-                    waiting.setdefault(number, []).append(int(slot))
-                    before = mine[: np.searchsorted(mine, slot)]
-                    if len(before):  # a replica without a gradient so far adds nothing to wait for
-                        last.setdefault(number, []).append(int(before[-1]))
-            result.extend((tuple(last.get(number, ())), tuple(slots)) for number, slots in waiting.items())
-        return result
+        return reductions(self.schedule)
+
+
+# What follows from the schedule alone is kept with it, for the next run.
+
+
+def _joined(of_messages: NDArray[Any], of_moves: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([of_messages, of_moves]) if len(of_moves) else of_messages
+
+
+@remembered
+def transfer_slots(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(transfers,) slots from which and to which."""
+    found, moved = messages(schedule), moves(schedule)
+    if not len(moved):
+        return found.source_slot, found.target_slot
+    recompute = schedule.rows_of(Kind.R)[moved.stage, moved.microbatch]
+    consumer = np.where(recompute > moved.row, recompute, schedule.backward_rows[moved.stage, moved.microbatch])
+    source = np.concatenate([found.source_slot, schedule.row_slot[moved.row]])
+    return source, np.concatenate([found.target_slot, np.where(moved.out, -1, schedule.row_slot[consumer])])
+
+
+@remembered
+def _links(schedule: Schedule) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """(transfers,) number of the link; and per link the devices from which and to which, the host after the last device."""
+    found, moved, host = messages(schedule), moves(schedule), schedule.num_devices
+    partner = np.where(moved.partner < 0, host, moved.partner)
+    source = _joined(found.source_device, np.where(moved.out, moved.device, partner))
+    target = _joined(found.target_device, np.where(moved.out, partner, moved.device))
+    code = source.astype(np.int64) * (host + 1) + target
+    used = distinct(code)
+    number = np.searchsorted(used, code) if int(code.max(initial=0)) > 4 * len(code) + 1000 else np.cumsum(np.bincount(code) > 0)[code] - 1
+    return number, [divmod(pair, host + 1) for pair in used.tolist()]
+
+
+@remembered
+def reductions(schedule: Schedule) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """See :attr:`Program.reductions`."""
+    if not schedule.has(Kind.U) or not schedule.replicas:
+        return []
+    updates = np.flatnonzero(schedule.kind[schedule.slot_row] == int(Kind.U))
+    result: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    kind, stage = schedule.kind, schedule.stage
+    gradient_rows = np.flatnonzero((kind == int(Kind.B)) | (kind == int(Kind.W)))
+    gradient_rows = gradient_rows[np.argsort(stage[gradient_rows], kind="stable")]
+    bounds = np.searchsorted(stage[gradient_rows], np.arange(schedule.num_stages + 1))
+    for replicated, devices in schedule.replicas.items():
+        own = updates[stage[schedule.slot_row[updates]] == replicated]
+        rows = gradient_rows[bounds[replicated] : bounds[replicated + 1]]
+        last: dict[int, list[int]] = {}
+        waiting: dict[int, list[int]] = {}
+        for device in devices:
+            mine = schedule.row_slot[rows[schedule.device[rows] == device]]
+            for slot in own[schedule.slot_device[own] == device]:
+                number = int(schedule.microbatch[schedule.slot_row[slot]])
+                waiting.setdefault(number, []).append(int(slot))
+                before = mine[: np.searchsorted(mine, slot)]
+                if len(before):  # a replica without a gradient so far adds nothing to wait for
+                    last.setdefault(number, []).append(int(before[-1]))
+        result.extend((tuple(last.get(number, ())), tuple(slots)) for number, slots in waiting.items())
+    return result
