@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,16 @@ __all__ = ["Configuration", "configuration_ids", "grid", "simulated"]
 
 Configuration = dict[str, Any]
 
-_NUMBERS = tuple(field.name for field in fields(UniformCosts) if field.name not in ("tied", "unit", "name"))
+_NUMBERS = tuple(field.name for field in fields(UniformCosts) if field.name not in ("tied", "unit", "name", "microbatches"))
 _PROFILE = ("cuts", "weight_grad_share", "optimizer_bytes")
 _RUN = ("costs", *_PROFILE, "cluster", "capacity", "steps", "barrier", "unit")
 _COUNTS = ("devices", "microbatches", "stages", "steps")
+_TYPES: dict[str, tuple[type, str]] = {
+    "costs": (str, "names"),
+    "cluster": (str, "names"),
+    "unit": (str, "'slot' or 's'"),
+    "barrier": (bool, "True or False"),
+}
 
 _LARGEST = 10**6  # configurations; their dicts alone take about a GB
 
@@ -98,11 +104,16 @@ def _value(name: str, value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple):
         return [_value(name, one) for one in value]
-    if isinstance(value, str) and len(value.splitlines()) > 1:
-        raise ScheduleError(f"{name} {value!r:.80} has more than one line")
+    if isinstance(value, str) and (value.splitlines() not in ([], [value]) or not value.isprintable()):
+        raise ScheduleError(f"{name} {value!r:.80} is not one line of text")
     if value is not None and not isinstance(value, str | int | float | bool):
         raise ScheduleError(f"{name} must hold numbers, texts or truth values, got {value!r:.80}")
-    return float(value) if name in _NUMBERS and isinstance(value, int) and not isinstance(value, bool) else value
+    kind, right = _TYPES.get(name, (object, ""))
+    if value is not None and not isinstance(value, kind):
+        raise ScheduleError(f"{name} must be {right}, got {value!r:.80}")
+    if name == "capacity" and (isinstance(value, str | bool)):
+        raise ScheduleError(f"capacity must be a number of bytes (or units), got {value!r:.80}")
+    return float(value) if name in (*_NUMBERS, "capacity") and isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _options(name: str) -> Collection[str]:
@@ -113,14 +124,14 @@ def _options(name: str) -> Collection[str]:
 
 
 def _text(configuration: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in sorted(configuration.items()) if value is not None}, default=lambda array: array.tolist())
+    return json.dumps({name: value for name, value in sorted(configuration.items()) if value is not None})
 
 
 def _with_units(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Adds the unit of time, and refuses costs and clusters that no schedule could use, before anything runs."""
     units: dict[str, str] = {}
     for configuration in configurations:
-        part = {name: value for name, value in configuration.items() if name in (*_NUMBERS, *_RUN)}
+        part = {name: value for name, value in configuration.items() if name in (*_NUMBERS, *_RUN, "microbatches")}
         key = _text(part)
         if key not in units:
             costs = _costs(part)
@@ -158,10 +169,13 @@ def _costs(values: Mapping[str, Any]) -> CostModel:
     if values.get("costs") is None:
         if profile:
             raise ScheduleError(f"{', '.join(profile)} belongs to costs, the name of a layer profile")
-        return UniformCosts(**numbers, unit=values.get("unit") or "slot")
+        return UniformCosts(**numbers, microbatches=values.get("microbatches") if "stages" in numbers else None, unit=values.get("unit") or "slot")
     if numbers:
         raise ScheduleError(f"costs names a file that gives the costs already; leave out {', '.join(numbers)}")
-    return read_costs(values["costs"], **profile)
+    costs = read_costs(values["costs"], **profile)
+    if isinstance(costs, UniformCosts) and costs.stages is not None:
+        return replace(costs, microbatches=values.get("microbatches"))
+    return costs
 
 
 def _cluster(values: Mapping[str, Any]) -> Cluster | None:
@@ -177,17 +191,15 @@ def _schedule(values: Mapping[str, Any]) -> Schedule:
     return registry.generate(values["schedule"], values["devices"], values["microbatches"], **values["options"])
 
 
-def _own_options(configuration: Configuration, costs: CostModel) -> dict[str, Any]:
-    """The options of the schedule, with those costs that its order depends on."""
-    if registry.is_file(configuration["schedule"]):
-        return {}
-    known = registry.options_of(registry.find(configuration["schedule"]))
+def _known_options(values: Mapping[str, Any]) -> Collection[str]:
+    return () if registry.is_file(values["schedule"]) else tuple(registry.options_of(registry.find(values["schedule"])))
+
+
+def _own_options(configuration: Configuration, known: Collection[str], costs: CostModel) -> dict[str, Any]:
+    """The options of the schedule, with those times that its order may depend on: the same that it is then run with."""
     options = {name: configuration[name] for name in known if configuration.get(name) is not None}
-    if configuration.get("costs") is not None and isinstance(costs, UniformCosts):
-        for name in ("forward", "backward", "input_grad", "weight_grad", "latency"):
-            if name in known and getattr(costs, name) is not None:
-                options[name] = getattr(costs, name)
-    return options
+    times = costs.stage_times() if isinstance(costs, UniformCosts) else {}
+    return options | {name: time.tolist() for name, time in times.items() if name in known}
 
 
 def simulated(configuration: Configuration, engine: Any, shared: dict[Any, Any]) -> Timeline:
@@ -200,8 +212,9 @@ def simulated(configuration: Configuration, engine: Any, shared: dict[Any, Any])
             shared[key] = make(values)
         return shared[key]
 
-    costs = once(_costs, (*_NUMBERS, *_PROFILE, "costs", "unit"))
+    costs = once(_costs, (*_NUMBERS, *_PROFILE, "costs", "unit", "microbatches"))
     cluster = once(_cluster, ("cluster", "capacity"), unit=costs.unit)
-    schedule = once(_schedule, ("schedule", "devices", "microbatches"), options=_own_options(configuration, costs))
+    options = _own_options(configuration, once(_known_options, ("schedule",)), costs)
+    schedule = once(_schedule, ("schedule", "devices", "microbatches"), options=options)
     barrier = configuration.get("barrier") is not False
     return simulate(schedule, costs, cluster=cluster, steps=configuration.get("steps") or 1, barrier=barrier, engine=engine)

@@ -26,7 +26,7 @@ DEFINITIONS = {
     "mfu": "model FLOPs / (iteration_time x GPUs x peak); model FLOPs are 72BLsh²(1 + s/6h + V/12hL) for GPT (Korthikanti et al. 2022)",
     "hfu": "the same with the FLOPs that recomputation adds",
     "bubble": "part of iteration_time in which a GPU idles for want of work: mean of all devices",
-    "exposed": "part of it in which a GPU does nothing but communicate (collectives in ops, links, gradient reduction): mean of all devices",
+    "exposed": "part of it in which a GPU does nothing but communicate (in ops, on links, gradient reduction): mean of all devices",
     "peak_memory": "the most bytes that a GPU holds at once, of the device that holds most",
 }
 
@@ -121,7 +121,7 @@ class Estimate:
     @property
     def exposed(self) -> float:
         """Part of the iteration in which a GPU does nothing but communicate."""
-        return sum(self.breakdown[part] for part in ("collectives in ops", "waiting for the link", "gradient reduction")) / self.iteration_time
+        return sum(self.breakdown[part] for part in ("communication in ops", "waiting for the link", "gradient reduction")) / self.iteration_time
 
     def figures(self) -> dict[str, Any]:
         """Every figure by its name, as ``--json`` prints them; the run's own are beside them."""

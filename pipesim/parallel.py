@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from pipesim.errors import ScheduleError
+
 __all__ = ["in_parallel"]
 
 _WATCH = "pipesim-watch"
@@ -26,6 +28,8 @@ def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], 
     """
     from joblib import Parallel, delayed, effective_n_jobs
 
+    if jobs == 0:
+        raise ScheduleError("jobs must be a number of processes, or -1 for one per core, got 0")
     parent = os.getpid()
     calls = (delayed(_call)(parent, function, task) for task in tasks)
     try:

@@ -541,20 +541,24 @@ def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
 
 def _column(name: str, parts: list[NDArray[Any]], lengths: list[int], dtype: type[np.generic], lowest: int, highest: int) -> NDArray[Any]:
     """Joins the parts of one column, of which a scalar fills its length; a float or a number out of range would be bent to fit."""
-    column = np.empty(sum(lengths), dtype)
-    least, most, end = 0, 0, 0
+    column: NDArray[Any] = np.empty(sum(lengths), dtype)
+    bounds = [0]  # of what does not fit the type anyway
+    end = 0
     for part, length in zip(parts, lengths, strict=True):
         begin, end = end, end + length
         if not length:  # an empty list has no type worth minding
             continue
         if part.dtype.kind not in "iub":
             raise ScheduleError(f"{name} must hold whole numbers, got an array of {part.dtype}")
-        if part.dtype.kind != "b":
-            low, high = (part, part) if part.ndim == 0 else (part.min(), part.max())
-            least, most = min(least, int(low)), max(most, int(high))
-        column[begin:end] = part if lowest <= least and most <= highest else 0
-    if not lowest <= least <= most <= highest:
-        raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {least} to {most}")
+        if part.ndim == 0:
+            bounds.append(int(part))
+        elif not np.can_cast(part.dtype, dtype):
+            bounds += [int(part.min()), int(part.max())]
+        column[begin:end] = part
+    if end and lowest <= min(bounds) <= max(bounds) <= highest:  # so everything has fitted
+        bounds += [int(column.min()), int(column.max())]
+    if not lowest <= min(bounds) <= max(bounds) <= highest:
+        raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {min(bounds)} to {max(bounds)}")
     return column
 
 

@@ -20,7 +20,9 @@ from numbers import Real
 from typing import Any
 
 from pipesim.configurations import Configuration, configuration_ids, grid, simulated
-from pipesim.errors import DeadlockError, ScheduleError
+from pipesim.engine import ENGINES
+from pipesim.engine.compiled import installed
+from pipesim.errors import DeadlockError, ScheduleError, did_you_mean
 from pipesim.parallel import in_parallel
 from pipesim.resultsfile import Columns, open_rows
 
@@ -66,7 +68,8 @@ def _results(configuration: Configuration, engine: str, shared: dict[Any, Any]) 
 
 
 def _line(text: str) -> str:
-    text = " ".join(text.split())
+    """The text on one line, with nothing in it that a file could not hold."""
+    text = " ".join(text.encode(errors="replace").decode().replace("\0", "?").split())
     return text if len(text) <= 500 else text[:497] + "..."
 
 
@@ -101,6 +104,7 @@ def run_sweep(
         >>> [(row["schedule"], row["makespan"], row["peak_memory"]) for row in rows]
         [('1f1b', 33.0, 4.0), ('gpipe', 33.0, 8.0)]
     """
+    _check_engine(engine)
     import_module("joblib")  # if it is missing, that is to be said before there is a file
     of_id = dict(zip(configuration_ids(configurations), configurations, strict=True))
     columns = _columns(of_id.values())
@@ -122,6 +126,14 @@ def run_sweep(
         if file is not None:
             file.close()
     return [_row(key, configuration, results[key], columns) for key, configuration in of_id.items()]
+
+
+def _check_engine(engine: str) -> None:
+    """What is wrong with every run is no row's error."""
+    if engine not in ENGINES:
+        raise ScheduleError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}{did_you_mean(str(engine), ENGINES)}")
+    if engine == "compiled" and not installed():
+        raise ScheduleError("engine='compiled' needs numba, which is not installed; pip install 'pipesim[fast]', or take engine='simpy'")
 
 
 def _columns(configurations: Collection[Configuration]) -> Columns:

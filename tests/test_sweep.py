@@ -96,13 +96,28 @@ def test_a_file_has_no_sizes_and_equal_values_no_second_row(tmp_path: Path) -> N
         ({"weight_grad_share": 0.5}, "layer profile"),
         ({"steps": 0}, "steps"),
         ({"policy": object()}, "policy must hold"),
-        ({"policy": "A\nB"}, "more than one line"),
+        ({"policy": "A\nB"}, "not one line"),
+        ({"policy": "A\n"}, "not one line"),
+        ({"capacity": "3 GB"}, "capacity must be a number"),
+        ({"capacity": -1}, "memory"),
+        ({"barrier": 1}, "True or False"),
+        ({"cluster": 7}, "names"),
+        ({"unit": "ms"}, "'ms'"),
         ({"latency": range(1000), "forward": range(1, 1002)}, "more than 1000000 configurations"),
     ],
 )
 def test_what_is_wrong_for_every_schedule_is_refused_before_anything_runs(axes: dict[str, Any], about: str) -> None:
     with pytest.raises(ScheduleError, match=about):
         grid(["1f1b", "interleaved-1f1b"], **{"devices": 4, "microbatches": 8, **axes})
+
+
+def test_engines_and_jobs_that_there_are_not(tmp_path: Path) -> None:
+    found = grid("1f1b", devices=4, microbatches=[2000, 4000])
+    with pytest.raises(ScheduleError, match="did you mean 'simpy'"):
+        run_sweep(found, tmp_path / "out.csv", engine="simpi")
+    with pytest.raises(ScheduleError, match="jobs"):
+        run_sweep(found, jobs=0)
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_missing_sizes_and_wrong_names() -> None:
@@ -140,6 +155,12 @@ def test_figures_are_the_closed_forms(name: str) -> None:
         assert row["peak_activations"] == (m if name == "gpipe" else min(m, p))
         assert row["peak_memory"] == 3 * row["peak_activations"]
         assert row["error"] is None
+
+
+def test_a_model_of_given_stages_and_microbatches_is_cut_in_pieces() -> None:
+    """A schedule that cuts each microbatch in two runs the same work: pieces of half the time, on one device 8 x 3 in all."""
+    whole, pieces = run_sweep(grid(["1f1b", "seq1f1b"], devices=1, microbatches=8, splits=2, forward=1, backward=2, stages=1))
+    assert whole["makespan"] == pieces["makespan"] == 24
 
 
 def test_steps_barrier_capacity_and_stages() -> None:
@@ -316,16 +337,23 @@ def test_lists_and_mixtures_are_texts_in_the_file(tmp_path: Path) -> None:
 # -- many processes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipesim.sweep._OPS", 2000)
+
+
 def _several() -> list[dict[str, Any]]:
     return grid(["1f1b", "gpipe", "chimera"], devices=[3, 4], microbatches=[64, 128, 256], forward=1, backward=2, latency=[0, 0.3])
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_the_rows_do_not_depend_on_how_many_share_them(tmp_path: Path) -> None:
     alone = run_sweep(_several(), tmp_path / "one.csv")
     assert run_sweep(_several(), tmp_path / "two.csv", jobs=2) == alone
     assert sorted(lines(tmp_path / "two.csv")) == sorted(lines(tmp_path / "one.csv"))
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_dask_runs_a_sweep_unchanged(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     joblib = pytest.importorskip("joblib")
@@ -336,6 +364,7 @@ def test_dask_runs_a_sweep_unchanged(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "dask.csv")) == len(rows) + 1
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_backend_that_gives_no_results_before_all_are_there(tmp_path: Path) -> None:
     """As Ray's, which needs a cluster: ``register_ray(); with joblib.parallel_config(backend="ray"): run_sweep(...)``."""
     joblib = pytest.importorskip("joblib")
@@ -349,7 +378,7 @@ def test_a_backend_that_gives_no_results_before_all_are_there(tmp_path: Path) ->
     with joblib.parallel_config(backend="plain", n_jobs=1):
         rows = run_sweep(_several(), tmp_path / "plain.csv", jobs=2, progress=lambda done, total: seen.append(done))
     assert rows == run_sweep(_several())
-    assert len(seen) > 3  # but not all at the end
+    assert len(seen) > 1 + 8  # batches; they went in rounds of eight
 
 
 # -- the front ---------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def main() -> None:
     # a warning is for the user too: its text, not the place in our code that it came from
     warnings.showwarning = lambda message, *_args, **_more: click.echo(f"Warning: {message}", err=True)
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="pipesim", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

@@ -32,9 +32,25 @@ from pipesim.units import format_bytes, format_time, parse_quantity
 
 __all__ = ["estimate_command"]
 
+# options that Parallelism calls by the same name
+_SAME = (
+    "tensor",
+    "pipeline",
+    "sequence_parallel",
+    "scatter_gather",
+    "recompute",
+    "recompute_layers",
+    "flash_attention",
+    "precision",
+    "offload_optimizer",
+    "offload_activations",
+    "embedding_weight",
+    "head_weight",
+)
+_MARGIN = 0.08  # peak memory has been within this part of measured runs
 _BELIEF = (
-    "How much to believe it: durations are a roofline with the fitted constants of A100 runs; against published runs of GPT on A100 such times are off\n"
-    "by a few percent, for other devices nothing has been measured. docs/validation.md has every error. Between schedules the order is safer than the times."
+    "How much to believe it: a roofline whose constants come from published runs of GPT on A100, where it is off by a few percent; of other devices\n"
+    "there are only data sheets. Ops cost no fixed time unless a calibration says so, which flatters schedules of many short ops. Every error: docs/validation.md"
 )
 
 
@@ -133,15 +149,10 @@ def _read(name: str, values: dict[str, Any]) -> tuple[ModelSpec, DeviceSpec, Par
     layout: Any = values["layout"]
     if layout is not None and re.fullmatch(r"[0-9, ]+", layout):
         layout = [int(part) for part in layout.split(",") if part.strip()]
-    same = ("tensor", "pipeline", "sequence_parallel", "scatter_gather", "recompute", "recompute_layers", "flash_attention", "precision")
-    same += ("offload_optimizer", "offload_activations", "embedding_weight", "head_weight")
-    parallel = Parallelism(
-        **{field: values[field] for field in same},
-        microbatch=values["micro_batch"],
-        zero=max(values["zero"], int(values["distributed_optimizer"])),
-        gradient_bytes=int(values["gradient_bytes"]),
-        layout=None if layout == "even" else layout,
-    )
+    choices = {field: values[field] for field in _SAME}
+    choices |= {"microbatch": values["micro_batch"], "zero": max(values["zero"], int(values["distributed_optimizer"]))}
+    choices |= {"gradient_bytes": int(values["gradient_bytes"]), "layout": None if layout == "even" else layout}
+    parallel = Parallelism(**choices)
     if values["gpus"] is not None:
         each = parallel.tensor * parallel.pipeline
         if values["gpus"] < 1 or values["gpus"] % each:
@@ -193,11 +204,32 @@ def _text(found: Sequence[Estimate], refused: dict[str, str], capacity: float) -
     lines += [f"{best.name}, what a GPU does in {format_time(best.iteration_time, 's')} (mean of all devices):", *_breakdown(best), ""]
     width = max(map(len, DEFINITIONS))
     lines += [f"  {name.ljust(width)}  {text}" for name, text in DEFINITIONS.items()]
+    lines += [f"  {'fits'.ljust(width)}  barely: with less than {100 * _MARGIN:.0f} % to spare, which is within the error"]
     if any(one.run.schedule.weights != "flush" for one in found):
         lines += ["  * trains on stale weights, without a flush; iteration_time is that of the whole batch, with all its updates"]
     lines += ["", _BELIEF]
     lines += [f"left out: {name}: {reason}" for name, reason in refused.items()]
     return "\n".join(lines)
+
+
+def _verdict(found: Sequence[Estimate]) -> list[str]:
+    """Which is the fastest that fits, and how the faster ones that do not could be made to fit."""
+    best, fastest = found[0], min(found, key=lambda one: one.iteration_time)
+    lines = [f"{best.name} fits." if len(found) == 1 else f"{best.name} is the fastest that fits."] if best.fits else []
+    if not fastest.fits:
+        parallel = best.costs.parallel
+        ways = {
+            "--flash-attention": not parallel.flash_attention,
+            "--recompute selective": parallel.recompute == "none" and not parallel.flash_attention,
+            "--recompute full": parallel.recompute != "full",
+            "--sequence-parallel": parallel.tensor > 1 and not parallel.sequence_parallel,
+            "--zero 1": parallel.data > 1 and not parallel.zero,
+        }
+        what = f"{fastest.name} would take {format_time(fastest.iteration_time, 's')}, but does not fit" if best.fits else "None fits"
+        lines.append(
+            f"{what if len(found) > 1 else best.name + ' does not fit'}. What saves memory: {', '.join(way for way, there in ways.items() if there)}."
+        )
+    return lines
 
 
 def _choices(parallel: Parallelism) -> str:
@@ -219,7 +251,7 @@ def _table(found: Sequence[Estimate], capacity: float) -> list[str]:
         rows.append(
             [
                 one.name + ("" if one.run.schedule.weights == "flush" else " *"),
-                "no" if overflows else "yes",
+                "no" if overflows else "barely" if max(one.run.peak_memory) > (1 - _MARGIN) * capacity else "yes",
                 format_time(one.iteration_time, "s"),
                 f"{one.tokens_per_second:,.0f}",
                 *(f"{100 * value:.1f} %" for value in (one.mfu, one.hfu, one.bubble, one.exposed)),

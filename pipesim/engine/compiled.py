@@ -134,7 +134,7 @@ def columns(program: Program) -> kernels.Columns:
         gate = gate.copy()
         gate[: len(gates)] = np.where(gates >= 0, gates, gate[: len(gates)])
     transfer, latency, queues = program.transfer, program.latency, 0
-    queue = _NONE
+    queue: NDArray[Any] = _NONE
     if program.queued.any():
         queue = program.link if program.queued.all() else np.where(program.queued, program.link, -1)
         queues = int(queue.max()) + 1

@@ -148,7 +148,7 @@ class OffloadTransport(Transport):
         self.transfer: list[float] = program.transfer.tolist()
         self.device: list[int] = program.transfer_device.tolist()
         self.rank: list[int] = program.transfer_rank.tolist()
-        links = [SharedLink(self) for _ in range(int(program.link.max()) + 1)]
+        links = [SharedLink(self, number) for number in range(int(program.link.max()) + 1)]
         self.links = [links[number] if queued else None for number, queued in zip(program.link.tolist(), program.queued.tolist(), strict=True)]
         lanes = {device: CommunicationLane(self) for device in np.unique(program.moves.device).tolist()}
         self.lanes = [None] * len(program.messages) + [lanes[device] for device in program.moves.device.tolist()]
@@ -184,17 +184,19 @@ class OffloadTransport(Transport):
             self.arrive_at(transfer, time)
 
 
-# After every other event of the same time, which SimPy schedules as 0 (urgent) or 1 (normal).
-_LAST = EventPriority(2)
+# After every other event of the same time, which SimPy schedules as 0 (urgent) or 1 (normal); of several links that can
+# choose then, the lowest is first, so that a transfer of no time makes the same difference on every engine.
+_LAST = 2
 
 
 class SharedLink:
     """One direction between two devices, for which both may ask."""
 
-    __slots__ = ("asked", "busy", "choosing", "transport")
+    __slots__ = ("asked", "busy", "choosing", "priority", "transport")
 
-    def __init__(self, transport: OffloadTransport) -> None:
+    def __init__(self, transport: OffloadTransport, number: int) -> None:
         self.transport = transport
+        self.priority = EventPriority(_LAST + number)
         self.busy = self.choosing = False
         self.asked: list[tuple[float, int, int, int, int]] = []
 
@@ -211,7 +213,7 @@ class SharedLink:
             choice = Event(self.transport.env)
             choice._ok, choice._value = True, None
             choice.callbacks.append(self._choose)
-            self.transport.env.schedule(choice, priority=_LAST)
+            self.transport.env.schedule(choice, priority=self.priority)
 
     def _choose(self, _: Event) -> None:
         self.busy, self.choosing = True, False

@@ -27,7 +27,7 @@ __all__ = ["PARTS", "StageTimes", "TransformerCosts"]
 Floats = NDArray[np.float64]
 
 # what the seconds of an op are spent on; the last three make up an update
-PARTS = ("computing", "recomputing", "collectives in ops", "gradient reduction", "optimizer", "overhead")
+PARTS = ("computing", "recomputing", "communication in ops", "gradient reduction", "optimizer", "overhead")
 
 
 class StageTimes(NamedTuple):

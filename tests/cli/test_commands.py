@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import click
 import pytest
+
+from pipesim.cli import cli
 
 SMALL = ("--devices", 4, "--microbatches", 8, "--forward", 1, "--backward", 2)
 BROKEN = "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"  # device 0 wants a gradient before it sends what device 1 wants first
 
 
-def test_help_names_every_command(pipesim):
-    run = pipesim("--help")
+def test_help_names_every_command(shell):
+    run = shell("--help")
     assert run.returncode == 0
     for name in ("list", "show", "simulate", "compare", "plot", "export", "check"):
         assert f"\n  {name} " in run.stdout
 
 
-@pytest.mark.parametrize("command", ["list", "show", "simulate", "compare", "plot", "export", "check"])
+@pytest.mark.parametrize("command", cli.list_commands(click.Context(cli)))
 def test_every_command_has_help(pipesim, command):
     run = pipesim(command, "--help")
     assert run.returncode == 0
@@ -34,6 +39,19 @@ def test_list(pipesim):
     assert "policy" in schedules["1f1b"]["options"]
     assert all(entry["about"] for entry in schedules.values())
     assert "1f1b" in pipesim("list").stdout
+
+
+def test_the_installed_command_fails_cleanly(shell):
+    run = shell("simulate", "1f2b", *SMALL)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("Error: there is no schedule '1f2b'")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    command = f"'{sys.executable}' -m pipesim show 1f1b -p 8 -m 512 --width 100000 | head -n 1"
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert run.stdout == "name: 1f1b\n"
+    assert run.stderr == ""
 
 
 def test_simulate_prints_the_figures(pipesim):

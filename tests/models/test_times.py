@@ -1,0 +1,110 @@
+"""Rooflines, rings, and which links a group has."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipesim import Cluster, Link
+from pipesim.models import DeviceSpec, Efficiency, ModelSpec, Parallelism, pipeline_cluster
+from pipesim.models.layers import Gemm, Work, layer_work
+from pipesim.models.links import all_gather_time, all_reduce_time, gradient_link, tensor_link
+from pipesim.models.times import gemm_time, work_times
+
+# Round numbers: 100 FLOP/s, 10 byte/s; two GPUs a node
+EFFICIENCY = Efficiency(gemm=0.5, gemm_size=0, attention=0.5, memory=1.0, inside=1.0, between=0.5, gradient=0.25, pipeline=1.0)
+CLUSTER = Cluster(inside=Link(0.0, 100.0), between=Link(1.0, 8.0), devices_per_node=2)
+DEVICE = DeviceSpec(
+    name="slow", mixed_flops=100, fp32_flops=50, memory=1e9, memory_bandwidth=10, host_bandwidth=1, cluster=CLUSTER, efficiency=EFFICIENCY
+)
+MODEL = ModelSpec(name="tiny", layers=1, hidden=8, heads=2, vocabulary=16, sequence=4)
+
+
+def test_a_product_takes_the_longer_of_flops_and_bytes() -> None:
+    wide, thin = Gemm(100, 100, 100), Gemm(1, 100, 100)
+    assert gemm_time(wide, DEVICE, Parallelism()) == max(2e6 / 50, 60000 / 10) == 40000
+    # a product with one row reads all the weights for little: 20000 FLOPs take 400 s, (100 + 10000 + 100)·2 bytes 2040 s
+    assert gemm_time(thin, DEVICE, Parallelism()) == 2040
+    # a weight gradient is read and written in 4 bytes instead of written in 2: + 6·10000 bytes
+    assert gemm_time(thin, DEVICE, Parallelism(), accumulate=True) == 8040
+    assert gemm_time(wide, DEVICE, Parallelism(precision="fp32")) == 80000
+
+
+def test_a_narrow_product_is_slower() -> None:
+    # n = k = 100 and a size of 50: 1 + 50·(1/100 + 1/100) = 2
+    device = DEVICE.with_efficiency(gemm_size=50)
+    assert gemm_time(Gemm(100, 100, 100), device, Parallelism()) == 80000
+
+
+def test_passes_by_hand() -> None:
+    work = Work(
+        linear=(Gemm(100, 100, 100),),
+        attention=100,
+        attention_backward=200,
+        attention_bytes=10,
+        attention_bytes_backward=20,
+        forward_bytes=30,
+        backward_bytes=40,
+        collectives=2,
+        collectives_backward=1,
+    )
+    times = work_times(work, DEVICE, MODEL, Parallelism(tensor=2), 1, overhead=7)
+    # 40000 + 100/25 + 10/10 + 30/10 + 7
+    assert times.forward == 40000 + 4 + 1 + 3 + 7
+    assert times.input_grad == 40000 + 8 + 2 + 4 + 7
+    assert times.weight_grad == 40000 + 7
+    assert times.attention == 4 + 1
+    # 4·8 elements of 2 bytes over two GPUs of a node at 100 byte/s: 2·(1/2)·64/100 each
+    assert times.forward_collectives == pytest.approx(2 * 0.64)
+    assert times.backward_collectives == pytest.approx(0.64)
+
+
+def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
+    work = layer_work(MODEL, Parallelism(flash_attention=True), 1)
+    causal = work_times(work, DEVICE, MODEL, Parallelism(flash_attention=True), 1)
+    both_ways = work_times(work, DEVICE, replace(MODEL, causal=False), Parallelism(flash_attention=True), 1)
+    assert both_ways.attention == 2 * causal.attention
+
+
+def test_ring_formulas() -> None:
+    link = Link(latency=5.0, bandwidth=10.0)
+    assert all_reduce_time(4, 400, link) == 2 * 3 * 5 + 2 * 3 / 4 * 400 / 10
+    assert all_gather_time(4, 400, link) == 3 * 5 + 3 / 4 * 400 / 10
+    assert all_reduce_time(1, 400, link) == 0
+
+
+def test_a_measured_all_reduce(shared_data: Path) -> None:
+    # nccl-tests on 8 A100, 1 GiB: the model's link figures are NCCL's own
+    with (shared_data / "vtrain" / "a100_allreduce_8gpu.csv").open() as file:
+        measured = {int(row["size(B)"]): float(row["time(ns)"]) * 1e-9 for row in csv.DictReader(file)}
+    assert all_reduce_time(8, 2**30, Cluster.load("dgx-a100").inside) == pytest.approx(measured[2**30], rel=0.05)
+
+
+def test_a_group_inside_a_node_has_its_links() -> None:
+    assert tensor_link(DEVICE, Parallelism(tensor=2)) == Link(0.0, 100.0)
+    assert gradient_link(DEVICE, Parallelism(data=2)) == Link(0.0, 100.0)
+
+
+def test_a_ring_across_nodes_uses_the_ports_of_its_members_in_a_node() -> None:
+    # 4 GPUs in 2 nodes: the ring leaves each node once, over both ports of 8 byte/s, of which half is reached
+    assert tensor_link(DEVICE, Parallelism(tensor=4)) == Link(1.0, 8.0)
+    # data parallel over 2 nodes with t = 2: each of the two rings has one port; a quarter is reached
+    assert gradient_link(DEVICE, Parallelism(tensor=2, data=2)) == Link(1.0, 2.0)
+    # and with t = 1 one ring has both
+    assert gradient_link(DEVICE, Parallelism(data=4)) == Link(1.0, 4.0)
+    # no faster than the links inside
+    slow = replace(DEVICE, cluster=replace(CLUSTER, inside=Link(0.0, 3.0)))
+    assert gradient_link(slow, Parallelism(data=4)) == Link(1.0, 3.0)
+
+
+def test_neighbouring_stages_are_tensor_times_data_apart() -> None:
+    node = replace(DEVICE, cluster=replace(CLUSTER, devices_per_node=8))
+    for tensor, data, together in ((1, 1, 8), (2, 1, 4), (2, 2, 2), (8, 1, 1), (4, 4, 1)):
+        cluster = pipeline_cluster(node, Parallelism(tensor=tensor, data=data, pipeline=16))
+        assert cluster.devices_per_node == together
+        assert cluster.device.width == tensor
+        assert cluster.link(together - 1, together).bandwidth == 8.0
+    assert pipeline_cluster(DEVICE, Parallelism(), memory=5.0).device.memory == 5.0
