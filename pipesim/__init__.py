@@ -27,12 +27,20 @@ if TYPE_CHECKING:
     from pipesim.engine.batch import simulate_many as simulate_many
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
+    from pipesim.estimates import Estimate as Estimate
+    from pipesim.estimates import estimate as estimate
     from pipesim.jitter import Empirical as Empirical
     from pipesim.jitter import LogNormal as LogNormal
     from pipesim.jitter import MonteCarlo as MonteCarlo
     from pipesim.jitter import Normal as Normal
     from pipesim.jitter import monte_carlo as monte_carlo
     from pipesim.memory import MemoryCurve as MemoryCurve
+    from pipesim.models import DeviceSpec as DeviceSpec
+    from pipesim.models import ModelSpec as ModelSpec
+    from pipesim.models import Parallelism as Parallelism
+    from pipesim.models import TransformerCosts as TransformerCosts
+    from pipesim.models import read_device as read_device
+    from pipesim.models import read_model as read_model
     from pipesim.op import Kind as Kind
     from pipesim.op import Op as Op
     from pipesim.op import Pair as Pair
@@ -52,28 +60,36 @@ _HOME = {
     "CostModel": "costs",
     "DeadlockError": "errors",
     "Device": "cluster",
+    "DeviceSpec": "models",
     "Empirical": "jitter",
+    "Estimate": "estimates",
     "Kind": "op",
     "Link": "cluster",
     "LogNormal": "jitter",
     "MemoryCurve": "memory",
+    "ModelSpec": "models",
     "MonteCarlo": "jitter",
     "Normal": "jitter",
     "Op": "op",
     "Pair": "op",
+    "Parallelism": "models",
     "ProfileCosts": "costs",
     "Schedule": "schedule",
     "ScheduleError": "errors",
     "Timeline": "timeline",
+    "TransformerCosts": "models",
     "UniformCosts": "costs",
     "available": "registry",
     "compare": "timeline",
+    "estimate": "estimates",
     "generate": "registry",
     "grid": "configurations",
     "load": "timeline",
     "monte_carlo": "jitter",
     "pareto_front": "sweep",
     "read_costs": "costs",
+    "read_device": "models",
+    "read_model": "models",
     "run_sweep": "sweep",
     "simulate": "engine",
     "simulate_many": "engine.batch",

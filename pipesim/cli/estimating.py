@@ -16,7 +16,7 @@ from pipesim.cli.sweeping import progress_bar
 from pipesim.cluster import Cluster
 from pipesim.engine import ENGINES
 from pipesim.errors import ScheduleError
-from pipesim.estimate import DEFINITIONS, Estimate, rank, synchronous_schedules
+from pipesim.estimates import DEFINITIONS, Estimate, rank, schedules_to_rank
 from pipesim.models import (
     DeviceSpec,
     ModelSpec,
@@ -60,7 +60,13 @@ _BELIEF = (
 @click.option("--cluster", help="Links of a GPU inside and between nodes: a TOML file or a preset. Default: those of the device's usual node.")
 @click.option("--tensor", "-t", type=int, default=1, help="GPUs that share each layer. Default 1.")
 @click.option("--pipeline", "-p", type=int, default=1, help="Devices of a pipeline, each of --tensor GPUs. Default 1.")
-@click.option("--schedule", "-s", "schedules", default="1f1b", help="A schedule, several with commas, or all. Default 1f1b.")
+@click.option(
+    "--schedule",
+    "-s",
+    "schedules",
+    default="1f1b",
+    help="A schedule, several with commas, or all (but searches and asynchronous ones). Default 1f1b.",
+)
 @click.option("--batch", type=int, help="Samples of a step, over all pipelines. Default: 8 microbatches for each device of a pipeline.")
 @click.option("--micro-batch", type=int, default=1, help="Samples of a microbatch. Default 1.")
 @click.option("--sequence", type=int, help="Tokens of a sample. Default: the model's.")
@@ -97,7 +103,7 @@ def estimate_command(words: tuple[str, ...], schedules: str, fit: bool, as_json:
     if words[0].startswith("-"):
         raise click.UsageError(f"the first word is MODEL, and then options; {words[0]!r} came first, which is no option of estimate itself")
     every = schedules.strip().lower() == "all"
-    names = synchronous_schedules() if every else [name.strip() for name in schedules.split(",")]
+    names = schedules_to_rank() if every else [name.strip() for name in schedules.split(",")]
     request = Request([*names, *words[1:]], values)
     if len(request.names) > len(names):
         raise click.UsageError(f"Got unexpected extra argument {request.names[len(names)]!r}; schedules are named with --schedule")
@@ -193,13 +199,7 @@ def _text(found: Sequence[Estimate], refused: dict[str, str], capacity: float) -
         *_table(found, capacity),
         "",
     ]
-    if len(found) > 1:
-        words = (
-            f"{best.name} is the fastest that fits."
-            if best.fits
-            else "None of them fits; try --recompute selective or full, --sequence-parallel, --zero 1."
-        )
-        lines += [words, ""]
+    lines += [*_verdict(found), ""]
     lines += [f"{best.name}, peak memory of a GPU by device (of {format_bytes(capacity, 's')}):", *_memory(best), ""]
     lines += [f"{best.name}, what a GPU does in {format_time(best.iteration_time, 's')} (mean of all devices):", *_breakdown(best), ""]
     width = max(map(len, DEFINITIONS))

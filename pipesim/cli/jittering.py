@@ -31,13 +31,13 @@ _ALL = "every kind"
 @click.option("--jobs", "-j", type=int, default=1, help="Processes that share the work; -1 is one per core. Default 1.")
 @json_option
 def jitter_command(words: tuple[str, ...], draws: int, seed: int, jobs: int, as_json: bool, **values: Any) -> None:
-    r"""Run SCHEDULE many times, with durations that vary: quantiles of the makespan, and which device is critical.
+    """Run SCHEDULE many times, with durations that vary: quantiles of the makespan, and which device is critical.
 
     \b
     pipesim jitter 1f1b -p 4 -m 8 --forward 1 --backward 2 --lognormal 0.1 --slow-device 2=1.3
 
     Every duration is multiplied by a factor of its own with mean 1; measured durations are divided by their mean.
-    """
+    """  # noqa: D301  click wants the character
     check_jobs(jobs)
     jitter = _jitter(values["normal"], values["lognormal"], values["samples"])
     slow_devices, slow_links = dict(map(_slow_device, values["slow_device"])), dict(map(_slow_link, values["slow_link"]))

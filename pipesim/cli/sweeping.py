@@ -70,14 +70,14 @@ def _axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Also draw all rows and the front, as .png, .svg or .pdf.")
 @json_option
 def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot: str | None, as_json: bool, **values: Any) -> None:
-    r"""Run every combination of lists of values; the same command continues what was interrupted.
+    """Run every combination of lists of values; the same command continues what was interrupted.
 
     \b
     pipesim sweep 1f1b gpipe --devices 4,8 --microbatches 8,16,32 --forward 1 --backward 2 --latency 0,0.25,1
 
     An option of schedules (--chunks 2,4) concerns those that have it. A combination that fails has its error in its row, and
     the others go on. Ends with the Pareto front of throughput against peak_memory, one for each set of costs and links.
-    """
+    """  # noqa: D301  click wants the character
     check_jobs(jobs)
     if plot is not None:
         if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):

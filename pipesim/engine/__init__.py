@@ -24,7 +24,7 @@ ENGINES = ("auto", "simpy", "compiled")
 
 # Under "auto", what one process leaves to SimPy in all its runs, in slots, before it takes the compiled engine: importing
 # numba and loading compiled code takes about as long as SimPy takes for these.
-PATIENCE = 50_000
+PATIENCE = 150_000
 _left_to_simpy = 0
 
 
@@ -51,7 +51,7 @@ def simulate(
         barrier: Whether all devices wait for each other before the optimizer, as frameworks do for the global norm.
         engine: ``"simpy"``, the reference; ``"compiled"``, a hundred times as fast, which needs numba (``pipesim[fast]``);
             ``"auto"`` takes the compiled one where it is installed, covers the run, and is loaded already or pays: once a
-            process has more than 50,000 slots to run in all. Both give the same times, bit for bit.
+            process has more than 150,000 slots to run in all. Both give the same times, bit for bit.
 
     Returns:
         The run, ``source="simulated"``. The same input gives the same run, bit for bit.
@@ -65,6 +65,8 @@ def simulate(
         >>> simulate(generate("gpipe", devices=4, microbatches=8), UniformCosts(forward=1, backward=2)).makespan
         33.0
     """
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"simulate wants a Schedule, got {schedule!r:.80}; generate(name, devices, microbatches) makes one")
     schedule.check()
     steps = require_count("steps", steps)
     costs = UniformCosts() if costs is None else costs

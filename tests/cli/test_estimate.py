@@ -70,7 +70,9 @@ def test_options_reach_the_model(pipesim):
 
     plain = one()
     assert one("--sequence", 1024)["tokens_per_second"] != plain["tokens_per_second"]
-    assert one("--recompute", "full", "--recompute-layers", 2)["hfu"] > plain["hfu"]
+    full = one("--recompute", "full", "--recompute-layers", 2)
+    assert full["hfu"] > full["mfu"]
+    assert plain["hfu"] == plain["mfu"]
     assert max(one("--flash-attention")["peak_memory"]) < max(plain["peak_memory"])
     assert max(one("--offload-optimizer")["peak_memory"]) < max(plain["peak_memory"])
     assert one("--device", "h100")["iteration_time"] < plain["iteration_time"]
@@ -78,7 +80,10 @@ def test_options_reach_the_model(pipesim):
     assert one("--micro-batch", 2, "--batch", 64)["microbatches"] == 32
     assert one("--layout", "11,12,12,12,12,12,12,13")["layers"] == [11, *[12] * 6, 13]
     assert one("--gpus", 256, "--distributed-optimizer")["data"] == 4
-    assert one("--embedding-weight", 1, "--head-weight", 1)["layers"] == [12] * 8
+    weighed = one("--embedding-weight", 1, "--head-weight", 1)["layers"]
+    # 98 layers' worth on 8 stages is 13 on the most loaded; the ends hold a layer less than that
+    assert sum(weighed) == 96
+    assert max(weighed[0] + 1, *weighed[1:7], weighed[7] + 1) == 13
 
 
 def test_a_calibration_file(pipesim, tmp_path):
@@ -117,7 +122,7 @@ def test_megatrons_layout_string(pipesim):
         (("gpt3-175b", "--chunk", 3), 2, "No such option: --chunk"),
         (("gpt3-175b", "--distributed-optimizer", "--zero", 2), 2, "--zero says 2"),
         (("gpt3-17b",), 1, "did you mean 'gpt3-175b'"),
-        (("gpt3-175b", "--device", "a100"), 1, "did you mean 'a100-40g'"),
+        (("gpt3-175b", "--device", "a100-80"), 1, "did you mean 'a100-80g'"),
         (("gpt3-175b", "--gpus", 60, "-t", 8, "-p", 8), 1, "no multiple of tensor x pipeline = 8 x 8 = 64"),
         (("gpt3-175b", "-t", 7), 1, "tensor = 7 does not divide heads = 96"),
         (("gpt3-175b", "--schedule", "1f2b"), 1, "did you mean '1f1b'"),

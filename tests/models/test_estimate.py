@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipesim import ScheduleError, Timeline, generate
-from pipesim.estimate import Estimate, estimate, rank, synchronous_schedules
+from pipesim.estimates import Estimate, estimate, rank, schedules_to_rank
 from pipesim.models import ModelSpec, Parallelism, TransformerCosts, read_device, read_model
 
 A100, GPT3 = read_device("a100-80g"), read_model("gpt3-175b")
@@ -43,9 +43,15 @@ def test_utilisation_is_the_papers(
     parallel = Parallelism(tensor=tensor, pipeline=pipeline, microbatch=micro, recompute="selective", sequence_parallel=True)
     own = {"chunks": chunks} if chunks > 1 else {}
     one = with_time(estimate(read_model(name), A100, parallel, "interleaved-1f1b" if own else "1f1b", batch=batch, **own), seconds)
-    assert round(one.mfu, 3) == pytest.approx(mfu, abs=0.0011)
-    # the paper prints 1 + s/3h for selective recomputation, of which its own derivation gives 1 + 2s/9h; so ours is a little lower
-    assert hfu - 0.01 < one.hfu < hfu + 0.001
+    # seconds are printed to a hundredth, utilisations to a tenth of a percent
+    rounding = 0.005 / seconds + 0.0005 / mfu
+    assert one.mfu == pytest.approx(mfu, rel=rounding)
+    # the paper prints 1 + s/3h for selective recomputation, of which its own derivation gives 1 + 2s/9h
+    model = one.costs.model
+    head = model.vocabulary / (12 * model.hidden * model.layers)
+    part = model.sequence / model.hidden
+    assert one.hfu == pytest.approx(one.mfu * (1 + 2 * part / 9 + head) / (1 + part / 6 + head))
+    assert one.mfu * (1 + part / 3 + head) / (1 + part / 6 + head) == pytest.approx(hfu, rel=rounding)
 
 
 def test_iteration_times_are_near_korthikantis_table_5(shared_data: Path) -> None:
@@ -90,7 +96,8 @@ def test_figures_by_definition() -> None:
     assert one.run.schedule.num_microbatches == 64
     assert sum(one.breakdown.values()) == pytest.approx(one.iteration_time)
     assert one.breakdown["gradient reduction"] > 0
-    assert 0 < one.bubble < 7 / (64 + 7) * 1.05
+    idle = one.breakdown["bubble"] + one.breakdown["waiting for the link"]
+    assert idle / one.iteration_time == pytest.approx(one.run.bubble_fraction)
     figures = one.figures()
     assert figures["fits"] is True
     assert figures["does_not_fit"] == []
@@ -140,7 +147,7 @@ def test_ranking_puts_what_fits_first_and_says_what_does_not_go() -> None:
 def test_schedules_without_a_flush_are_left_out_of_all() -> None:
     found, _ = rank(read_model("llama2-7b"), A100, Parallelism(pipeline=4), ["1f1b", "pipedream"], batch=8, flush_only=True)
     assert [one.name for one in found] == ["1f1b"]
-    assert "gnnpipe" not in synchronous_schedules()
+    assert "gnnpipe" not in schedules_to_rank()
 
 
 def test_an_order_that_depends_on_times_gets_them() -> None:
@@ -181,7 +188,7 @@ def test_B05_batch_arithmetic() -> None:
 
 def test_costs_run_as_any_other() -> None:
     # S23's shape on a physical model: an overhead per op makes many small microbatches slow
-    device = A100.with_efficiency(op_overhead=5e-3)
+    device = A100.with_efficiency(op_overhead=0.2)
     times = {}
     for size in (8, 4, 2, 1):
         model = TransformerCosts(read_model("llama2-7b"), device, Parallelism(pipeline=8, microbatch=size, recompute="full"))
@@ -189,4 +196,5 @@ def test_costs_run_as_any_other() -> None:
         times[32 // size] = found.iteration_time, found.run.bubble_fraction
     bubbles = [bubble for _, bubble in times.values()]
     assert bubbles == sorted(bubbles, reverse=True)
-    assert min(times, key=lambda m: times[m][0]) not in (4, 32)
+    # stage work of about 7 s in all and 0.4 s of overhead a microbatch: m* = sqrt(7·7/0.4) = 11
+    assert min(times, key=lambda m: times[m][0]) in (8, 16)

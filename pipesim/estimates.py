@@ -18,7 +18,7 @@ from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["DEFINITIONS", "Estimate", "estimate", "rank", "synchronous_schedules"]
+__all__ = ["DEFINITIONS", "Estimate", "estimate", "rank", "schedules_to_rank"]
 
 DEFINITIONS = {
     "iteration_time": "first start to last end of the batch, gradient reduction and optimizer included",
@@ -32,6 +32,8 @@ DEFINITIONS = {
 
 # schedules of other workloads: dependent chunks of one graph, resources of one machine, pieces of one sequence, branches of a model
 _OTHER_WORKLOADS = ("gnnpipe", "pipad", "seq1f1b", "graphpipe")
+# searches within a memory limit of one's choice; zb-1p, zb-2p, v-min, v-half and v-zb are what they find for the usual ones
+_SEARCHES = ("zb-auto", "v-auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,17 +218,19 @@ def _times_for_order(costs: TransformerCosts, generator: registry.Generator) -> 
     return found
 
 
-def synchronous_schedules() -> list[str]:
-    """Every installed schedule once, by its first name, without those of other workloads; those without a flush drop out when they run.
+def schedules_to_rank() -> list[str]:
+    """Every installed schedule once, by its first name, without those of other workloads and those that search within a limit to be given.
+
+    Those without a flush are still among them; :func:`rank` can leave them out.
 
     Examples:
-        >>> {"1f1b", "zb-v"} <= set(synchronous_schedules()), "dapple" in synchronous_schedules()
+        >>> {"1f1b", "zb-v"} <= set(schedules_to_rank()), "dapple" in schedules_to_rank()
         (True, False)
     """
     seen: dict[registry.Generator, str] = {}
     for name, generator in registry.available().items():
         seen.setdefault(generator, name)
-    return [name for name in seen.values() if name not in _OTHER_WORKLOADS]
+    return [name for name in seen.values() if name not in _OTHER_WORKLOADS + _SEARCHES]
 
 
 def rank(
