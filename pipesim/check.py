@@ -262,7 +262,11 @@ def _check_updates(schedule: Schedule) -> None:
             if schedule.weights != "flush":
                 continue
             if len(mine) > 1:
-                _fail(schedule, int(mine[1]), "a flush schedule is one step and has one update per stage; an asynchronous one wants its weight policy (weights=, --weight-policy)")
+                _fail(
+                    schedule,
+                    int(mine[1]),
+                    "a flush schedule is one step and has one update per stage; an asynchronous one wants its weight policy (weights=, --weight-policy)",
+                )
             here = (schedule.device == device) & (schedule.stage == stage) & np.isin(schedule.kind, [int(Kind.B), int(Kind.W)])
             if len(mine) and here.any() and np.flatnonzero(here)[-1] > mine[0]:
                 _fail(

@@ -13,7 +13,6 @@ from pipesim.errors import ScheduleError
 
 __all__ = ["in_parallel"]
 
-_WATCH = "pipesim-watch"
 _ROUND = 4  # tasks per process
 
 
@@ -30,27 +29,33 @@ def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], 
 
     if jobs == 0:
         raise ScheduleError("jobs must be a number of processes, or -1 for one per core, got 0")
-    parent = os.getpid()
-    calls = (delayed(_call)(parent, function, task) for task in tasks)
+    calls = (delayed(function)(*task) for task in tasks)
+    options = {"n_jobs": jobs, "batch_size": 1, **_watching()}
     try:
-        shared = Parallel(n_jobs=jobs, batch_size=1, return_as="generator" if ordered else "generator_unordered")
+        shared = Parallel(**options, return_as="generator" if ordered else "generator_unordered")
     except ValueError:
         # Some backends, multiprocessing's and Ray's among them, give results only when all are there: so they get a few at a time.
-        with Parallel(n_jobs=jobs, batch_size=1) as shared:
+        with Parallel(**options) as shared:
             while some := list(itertools.islice(calls, _ROUND * effective_n_jobs(jobs))):
                 yield from shared(some)
         return
     yield from shared(calls)
 
 
-def _call(parent: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
-        threading.Thread(target=_end_with_parent, args=(parent,), name=_WATCH, daemon=True).start()
-    return function(*arguments)
+def _watching() -> dict[str, Any]:
+    """Lets loky's workers, joblib's usual ones, watch this process: when it is killed, they would wait for ever."""
+    from joblib.parallel import get_active_backend
+
+    if type(get_active_backend()[0]).__name__ != "LokyBackend":
+        return {}
+    return {"initializer": _watch, "initargs": (os.getpid(),)}
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ends this worker when the process that started it has been killed: loky's workers would wait for ever."""
+def _watch(parent: int) -> None:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

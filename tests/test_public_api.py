@@ -19,7 +19,6 @@ PUBLIC = [
     "DeviceSpec",
     "Empirical",
     "Estimate",
-    "Jitter",
     "Kind",
     "Link",
     "LogNormal",

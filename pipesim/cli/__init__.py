@@ -60,7 +60,7 @@ def cli() -> None:
     \b
     pipesim simulate 1f1b --devices 4 --microbatches 8 --forward 1 --backward 2
     pipesim plot 1f1b --devices 4 --microbatches 8 --out 1f1b.png
-    """
+    """  # noqa: D301  \b is the backspace that click wants
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         # `pipesim list | head`: the reader has gone, and Python would complain once more when it flushes stdout
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(0)
     except Exception as error:
         from pipesim.errors import DeadlockError, ScheduleError

@@ -39,7 +39,7 @@ def schedule_command(name: str, metavar: str = "SCHEDULE") -> Callable[[Callable
     return decorate
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """A number, or a list with commas, one per stage: ``1`` or ``1,1,1.5,1``; of sizes and times with a unit, too."""
 
     name = "numbers"

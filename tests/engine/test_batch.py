@@ -29,9 +29,9 @@ class Given(UniformCosts):
 
 def one(schedule: Schedule, row: Any, costs: UniformCosts, **options: Any) -> Any:
     """A run of its own on the reference engine."""
-    given = Given(latency=costs.latency, bandwidth=costs.bandwidth, message=costs.message)
-    object.__setattr__(given, "table", row)
-    return simulate(schedule, given, engine="simpy", **options)
+    costs = Given(latency=costs.latency, bandwidth=costs.bandwidth, message=costs.message)
+    object.__setattr__(costs, "table", row)
+    return simulate(schedule, costs, engine="simpy", **options)
 
 
 def compare(schedule: Schedule, table: Any, costs: UniformCosts, engine: Any, **options: Any) -> None:
