@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.errors import LARGEST, ScheduleError, did_you_mean, require_count
 from pipesim.files import read_limited
 from pipesim.units import parse_quantity
 
@@ -42,9 +42,9 @@ class Link:
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency) and self.latency >= 0):
+        if not 0 <= self.latency <= LARGEST:
             raise ScheduleError(f"latency must be a finite number of at least 0, got {self.latency}")
-        if self.bandwidth is not None and not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
+        if self.bandwidth is not None and not 1 / LARGEST <= self.bandwidth <= LARGEST:
             raise ScheduleError(f"bandwidth must be a finite number above 0, or None for no limit, got {self.bandwidth}")
 
     def time(self, size: float) -> float:
@@ -67,9 +67,9 @@ class Device:
     width: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.speed) and self.speed > 0):
+        if not 1 / LARGEST <= self.speed <= LARGEST:
             raise ScheduleError(f"speed must be a finite number above 0, got {self.speed}")
-        if self.memory is not None and not (math.isfinite(self.memory) and self.memory >= 0):
+        if self.memory is not None and not 0 <= self.memory <= LARGEST:
             raise ScheduleError(f"memory must be a finite number of at least 0, or None for no limit, got {self.memory}")
         if isinstance(self.width, bool) or self.width < 1:
             raise ScheduleError(f"width must be at least 1, got {self.width}")

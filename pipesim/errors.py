@@ -5,7 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DeadlockError", "ScheduleError", "did_you_mean", "require_count"]
+__all__ = ["LARGEST", "DeadlockError", "ScheduleError", "did_you_mean", "require_count", "require_size"]
+
+# The largest time, size or rate that is taken: beyond any machine, and small enough that sums and products of what is
+# taken stay finite, in float64 and on the axes of plots.
+LARGEST = 1e30
+_LARGEST_COUNT = 10**9
+_LARGEST_CLUSTER = 10**5  # devices
+_LARGEST_SIZE = 10**8  # stages x microbatches on all devices; ten million take about 4 GB to run
 
 
 class ScheduleError(ValueError):
@@ -51,4 +58,28 @@ def require_count(name: str, value: object, minimum: int = 1) -> int:
     number = int(value.__index__())
     if number < minimum:
         raise ScheduleError(f"{name} must be at least {minimum}, got {number}")
+    if number >= _LARGEST_COUNT:
+        raise ScheduleError(f"{name} must be below {_LARGEST_COUNT}, got {number:.3g}" if number < 10**300 else f"{name} must be below {_LARGEST_COUNT}")
     return number
+
+
+def require_size(devices: int, microbatches: int, pieces: int = 1) -> None:
+    """Refuses a schedule that no memory would hold, before anything is made.
+
+    Args:
+        devices: Devices.
+        microbatches: Microbatches.
+        pieces: Chunks per device, or pieces that each microbatch is cut into.
+
+    Raises:
+        ScheduleError: There would be more than 1e8 (stage, microbatch) pairs, or more than 1e5 devices.
+
+    Examples:
+        >>> require_size(128, 4096, 4)
+    """
+    if devices > _LARGEST_CLUSTER:
+        raise ScheduleError(f"devices must be at most {_LARGEST_CLUSTER}, got {devices}")
+    size = devices * microbatches * pieces
+    if size > _LARGEST_SIZE:
+        each = f" x {pieces}" if pieces > 1 else ""
+        raise ScheduleError(f"{devices} devices x {microbatches} microbatches{each} is more than the {_LARGEST_SIZE:.0e} that fit into memory")

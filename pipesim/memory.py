@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,7 +208,7 @@ class MemoryCurve:
     @cached_property
     def total(self) -> Floats:
         """(points,) all categories together."""
-        return np.asarray(np.sum(list(self.categories.values()), axis=0))
+        return np.asarray(reduce(np.add, self.categories.values()))
 
     @property
     def peak(self) -> float:
@@ -285,7 +285,8 @@ def _events(timeline: Timeline, device: int) -> _Events:
     parts: dict[int, list[tuple[Floats, Floats, bool, Any]]] = {_RELEASE: [], _LANE: [], _TAKE: []}
     parts[_LANE].append((times, change, True, np.tile(np.repeat(slots, 2), timeline.steps)))
     if footprint.message.any():
-        outgoing, incoming = _messages_of(schedule, device)
+        sent_by, order, received_by = _messages_by_device(schedule)
+        outgoing, incoming = slice(sent_by[device], sent_by[device + 1]), order[received_by[device] : received_by[device + 1]]
         consumed = timeline.start[:, timeline.messages.target_slot[incoming]]
         # the sender holds a message until it has arrived, the receiver from when the link takes it until the op that needs it starts
         for own, since, until in (
@@ -313,12 +314,6 @@ def _events(timeline: Timeline, device: int) -> _Events:
     return _Events(times[order], change[order], activation[order], slot[order])
 
 
-def _messages_of(schedule: Schedule, device: int) -> tuple[slice, NDArray[np.int64]]:
-    """The messages that a device sends, and those that it receives."""
-    outgoing, order, incoming = _messages_by_device(schedule)
-    return slice(outgoing[device], outgoing[device + 1]), order[incoming[device] : incoming[device + 1]]
-
-
 @remembered
 def _messages_by_device(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(devices + 1,) bounds by sender; (messages,) the messages by receiver, and (devices + 1,) bounds of that."""
@@ -339,10 +334,11 @@ def memory_curve(timeline: Timeline, device: int) -> MemoryCurve:
         static = timeline.footprint.static.get(category)
         base = 0.0 if static is None else float(static[device])
         own = {"activations": events.activation, "communication": ~events.activation}.get(category)
-        moving = np.zeros(len(times)) if own is None else np.concatenate([[0.0], np.cumsum(np.where(own, events.change, 0.0))])
-        if own is not None:
-            moving = _without_dust(moving, events.change)
-        categories[category] = base + moving
+        if own is None or not own.any():
+            categories[category] = np.full(len(times), base)
+        else:
+            level = np.concatenate([[0.0], np.cumsum(np.where(own, events.change, 0.0))])
+            categories[category] = base + _without_dust(level, events.change)
     return MemoryCurve(device, times, categories, timeline.unit)
 
 
@@ -367,9 +363,11 @@ def _peaks(timeline: Timeline) -> tuple[Floats, Floats]:
     """(devices,) the highest totals, and (devices, categories) what they consist of."""
     schedule, footprint = timeline.schedule, timeline.footprint
     if footprint.message.any() or timeline.offload_start.size:
-        curves = [memory_curve(timeline, device) for device in range(schedule.num_devices)]
-        table = np.array([[curve.peak_categories[category] for category in CATEGORIES] for curve in curves])
-        return np.array([curve.peak for curve in curves]), table
+        totals, table = np.zeros(schedule.num_devices), np.zeros((schedule.num_devices, len(CATEGORIES)))
+        for device in range(schedule.num_devices):  # one curve at a time: all of them may be gigabytes
+            curve = memory_curve(timeline, device)
+            totals[device], table[device] = curve.peak, list(curve.peak_categories.values())
+        return totals, table
     # then nothing depends on time, and the stream order alone says it
     level = peak_levels(schedule, *timeline._activation_changes)
     nothing = np.zeros(schedule.num_devices)

@@ -66,7 +66,9 @@ def busy(timeline: Timeline) -> Floats:
     """(devices,) time in compute slots, all steps together."""
     time = timeline.end - timeline.start
     time = time[0] if timeline.steps == 1 else time.sum(axis=0)
-    return np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices).astype(np.float64)
+    result = np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices).astype(np.float64)
+    result.setflags(write=False)  # it is shared
+    return result
 
 
 def _spans(timeline: Timeline, step: int) -> Floats:

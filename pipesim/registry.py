@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.errors import ScheduleError, did_you_mean, require_count, require_size
 from pipesim.schedule import Schedule
 
 __all__ = ["Generator", "available", "find", "generate", "is_file", "options_of", "read_file"]
@@ -110,7 +110,7 @@ def _load_file(path: Path) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScheduleError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 
@@ -149,6 +149,7 @@ def generate(name: str, devices: int, microbatches: int, **options: Any) -> Sche
     """
     generator = find(name)
     devices, microbatches = require_count("devices", devices), require_count("microbatches", microbatches)
+    require_size(devices, microbatches)
     known = options_of(generator)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(generator).parameters.values())
     for option in options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipesim.errors import ScheduleError, require_count
+from pipesim.errors import ScheduleError, require_count, require_size
 from pipesim.schedule import Schedule
 
 from .interleaved import interleaved_streams
@@ -41,6 +41,7 @@ def grouped_interleaved(devices: int, microbatches: int, *, chunks: int = 2, gro
         ScheduleError: An option is out of its range, or m is no multiple of g.
     """
     chunks = require_count("chunks", chunks)
+    require_size(devices, microbatches, chunks)
     least = (devices + 1) // 2
     size = least if group_size is None else require_count("group_size", group_size)
     if not least <= size <= devices:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipesim.errors import ScheduleError, require_count
+from pipesim.errors import ScheduleError, require_count, require_size
 from pipesim.listscheduler import list_schedule
 from pipesim.op import Kind, Op
 from pipesim.schedule import Schedule
@@ -70,7 +70,9 @@ def hanayo(
     """
     if order not in ("wave", "greedy"):
         raise ScheduleError(f"order must be 'wave' or 'greedy', got {order!r}")
-    stage = np.arange(2 * devices * require_count("waves", waves))
+    waves = require_count("waves", waves)
+    require_size(devices, microbatches, 2 * waves)
+    stage = np.arange(2 * devices * waves)
     position = stage % (2 * devices)
     place = np.minimum(position, 2 * devices - 1 - position)
     if order == "greedy":

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipesim.errors import ScheduleError, require_count
+from pipesim.errors import ScheduleError, require_count, require_size
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -65,6 +65,7 @@ def interleaved_1f1b(
         ScheduleError: m does not fit, or an option is wrong; the text says what is legal.
     """
     chunks = require_count("chunks", chunks)
+    require_size(devices, microbatches, chunks)
     if remainder not in ("pytorch", "megatron"):
         raise ScheduleError(f"remainder must be 'pytorch' or 'megatron', got {remainder!r}")
     if chunks == 1:

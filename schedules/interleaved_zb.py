@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipesim.errors import require_count
+from pipesim.errors import require_count, require_size
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -41,6 +41,7 @@ def interleaved_zb(devices: int, microbatches: int, *, chunks: int = 2) -> Sched
         ScheduleError: m does not fit, or the chunks are no number of at least 1.
     """
     chunks = require_count("chunks", chunks)
+    require_size(devices, microbatches, chunks)
     size = microbatches if chunks == 1 else pytorch_group(devices, microbatches)
     chunk, microbatch = visits(microbatches, chunks, size)
     chunk, microbatch = np.concatenate([chunk, chunks - 1 - chunk, chunks - 1 - chunk]), np.tile(microbatch, 3)

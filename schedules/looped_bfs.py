@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipesim.errors import ScheduleError, require_count
+from pipesim.errors import ScheduleError, require_count, require_size
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -42,6 +42,7 @@ def looped_bfs(
         ScheduleError: The order is neither, or the chunks are no number of at least 1.
     """
     chunks = require_count("chunks", chunks)
+    require_size(devices, microbatches, chunks)
     if order not in ("forward", "reversed"):
         raise ScheduleError(f"order must be 'forward' or 'reversed', got {order!r}")
     chunk = np.repeat(np.arange(chunks), microbatches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipesim.errors import require_count
+from pipesim.errors import require_count, require_size
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -41,6 +41,7 @@ def seq1f1b(devices: int, microbatches: int, *, splits: int = 2) -> Schedule:
         ScheduleError: The splits are no number of at least 1.
     """
     splits = require_count("splits", splits)
+    require_size(devices, microbatches, splits)
     pieces = np.arange(microbatches * splits)
     backwards = pieces.reshape(microbatches, splits)[:, ::-1].ravel()
     streams = []

@@ -51,7 +51,7 @@ PUBLIC = [
     "simulate_many",
 ]
 
-HEAVY = ("torch", "matplotlib", "plotly", "simpy", "pandas")
+HEAVY = ("torch", "matplotlib", "plotly", "simpy", "pandas", "numba")
 
 
 def test_names_are_the_documented_ones() -> None:

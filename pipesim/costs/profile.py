@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pipesim.cluster import Unit
 from pipesim.costs.model import ActivationBytes, slot_durations
 from pipesim.dataflow import messages
-from pipesim.errors import ScheduleError
+from pipesim.errors import LARGEST, ScheduleError
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -137,7 +137,7 @@ def _parse_layer(name: str, description: str, fields: str, place: str) -> Layer:
             value = sum(float(part) for part in parts if part.strip())
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value <= LARGEST:
             raise ScheduleError(f"{place}: {field} of {name} is {text!r}; right is a finite number of at least 0")
         values[field] = value
     return Layer(name, description, values["forward"] * 1e-3, values["backward"] * 1e-3, values["activation"], values["parameters"])

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.cluster import Unit
 from pipesim.costs.model import ActivationBytes, constant, slot_durations
 from pipesim.dataflow import messages
-from pipesim.errors import ScheduleError, require_count
+from pipesim.errors import LARGEST, ScheduleError, require_count
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
@@ -296,11 +296,11 @@ def _numbers(field: str, value: ArrayLike) -> Floats:
         raise ScheduleError(f"{field} must be a number, a list per stage or a table per stage and microbatch, got {value!r:.80}") from None
     if array.ndim > 2 or array.size == 0:
         raise ScheduleError(f"{field} has shape {array.shape}; right is a number, (stages,) or (stages, microbatches)")
-    bad = array[~(np.isfinite(array) & (array >= 0))]
+    bad = array[~((array >= 0) & (array <= LARGEST))]
     if bad.size:
-        value = float(bad.flat[0])
-        what = "is not finite" if not math.isfinite(value) else "is negative"
-        raise ScheduleError(f"{field} holds {value}, which {what}; right is a finite number of at least 0")
+        number = float(bad.flat[0])
+        what = "is not finite" if not math.isfinite(number) else "is negative" if number < 0 else f"is above {LARGEST:g}"
+        raise ScheduleError(f"{field} holds {number}, which {what}; right is a finite number of at least 0")
     return array
 
 

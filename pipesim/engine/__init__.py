@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.cluster import Cluster, Link
 from pipesim.costs import CostModel, UniformCosts
 from pipesim.engine.program import Program, Times
-from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.errors import LARGEST, ScheduleError, did_you_mean, require_count
 from pipesim.memory import Footprint, moves
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
@@ -186,6 +186,6 @@ def checked_durations(durations: ArrayLike, schedule: Schedule, who: str) -> NDA
     """(runs, slots) durations as float64, finite and at least 0, or ScheduleError."""
     table = np.asarray(durations, dtype=np.float64)
     extremes = np.array([table.min(initial=0), table.max(initial=0)])
-    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not np.isfinite(extremes).all() or extremes[0] < 0:
+    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not (extremes[0] >= 0 and extremes[1] <= LARGEST):
         raise ScheduleError(f"{who} gives durations of shape {table.shape[1:]}; right is ({schedule.num_slots},), finite and at least 0")
     return table

@@ -233,9 +233,9 @@ def test_known_deadlocks(text: str, graph: Any, optimizer: int, barrier: bool, s
 
 @needs_numba
 def test_a_deadlock_behind_the_barrier() -> None:
-    """Both devices update, then each waits for what the other lists later: they have come to the barrier of this step."""
-    schedule = Schedule.from_text("0F0 0B0 0U0 3F0 4F0\n1F0 1B0 1U0 5F0 2F0", graph=[(4, 5), (2, 3)])
-    for steps in (1, 2):
+    """Two devices update, then each waits for what the other lists later. The third goes on, up to the next step's barrier."""
+    schedule = Schedule.from_text("0F0 0B0 0U0 3F0 4F0\n1F0 1B0 1U0 5F0 2F0\n6F0", graph=[(4, 5), (2, 3)])
+    for steps in (1, 2, 3):
         for barrier in (True, False):
             assert same_deadlock(schedule, optimizer=1, steps=steps, barrier=barrier)
 
