@@ -24,7 +24,7 @@ from pipesim.errors import require_size
     ],
 )
 def test_too_large_a_schedule(name, devices, microbatches, options):
-    with pytest.raises(ps.ScheduleError, match="fit into memory|must be below|at most"):
+    with pytest.raises(ps.ScheduleError, match=r"fit into memory|must be below|at most"):
         ps.generate(name, devices, microbatches, **options)
 
 
@@ -40,5 +40,5 @@ def test_numbers_whose_sums_would_not_be_finite(field):
 
 @pytest.mark.parametrize("link", [{"latency": 1e308}, {"bandwidth": 1e-308}, {"bandwidth": 1e308}, {"bandwidth": 0}, {"latency": float("nan")}])
 def test_links_of_no_machine(link):
-    with pytest.raises(ps.ScheduleError, match="latency|bandwidth"):
+    with pytest.raises(ps.ScheduleError, match=r"latency|bandwidth"):
         ps.Link(**link)
