@@ -208,9 +208,9 @@ def cluster_presets() -> list[str]:
 def _from_file(file: BaseModel, where: str) -> Cluster:
     data: dict[str, Any] = file.model_dump(by_alias=True, exclude_none=True)
 
-    def link(values: dict[str, Any], name: str) -> Link:
-        latency = parse_quantity(values["latency"], "time", f"{where}: {name}.latency") if "latency" in values else 0.0
-        bandwidth = parse_quantity(values["bandwidth"], "bandwidth", f"{where}: {name}.bandwidth") if "bandwidth" in values else None
+    def link(values: dict[str, Any], name: str, base: Link = Link()) -> Link:
+        latency = parse_quantity(values["latency"], "time", f"{where}: {name}.latency") if "latency" in values else base.latency
+        bandwidth = parse_quantity(values["bandwidth"], "bandwidth", f"{where}: {name}.bandwidth") if "bandwidth" in values else base.bandwidth
         return Link(latency, bandwidth)
 
     def device(values: dict[str, Any], base: Device, name: str) -> Device:
@@ -224,14 +224,18 @@ def _from_file(file: BaseModel, where: str) -> Cluster:
             if index in devices:
                 raise ScheduleError(f"{where}: two [[devices]] entries speak of device {index}")
             devices[index] = device(entry, base, f"devices[{number}]")
-    links = {}
-    for number, entry in enumerate(data.get("links", [])):
-        pair = (entry["from"], entry["to"])
-        if pair in links:
-            raise ScheduleError(f"{where}: two [[links]] entries speak of {pair[0]} -> {pair[1]}")
-        links[pair] = link(entry, f"links[{number}]")
     between = link(data["between"], "between") if "between" in data else None
     if (between is None) != ("devices_per_node" not in data):
         raise ScheduleError(f"{where}: devices_per_node and [between] belong together; give both, or neither for one node")
     inside, host = link(data.get("inside", {}), "inside"), link(data.get("host", {}), "host")
+    rule = Cluster(inside, between, data.get("devices_per_node"))
+    links = {}
+    for number, entry in enumerate(data.get("links", [])):
+        pair = (entry["from"], entry["to"])
+        if pair[0] == pair[1]:
+            raise ScheduleError(f"{where}: links[{number}] goes from device {pair[0]} to itself; a link joins two devices")
+        if pair in links:
+            raise ScheduleError(f"{where}: two [[links]] entries speak of {pair[0]} -> {pair[1]}")
+        # what an entry leaves out stays as the rule has it
+        links[pair] = link(entry, f"links[{number}]", rule.link(*pair))
     return Cluster(inside, between, data.get("devices_per_node"), base, devices, links, "s", data.get("name", Path(where).stem), host)

@@ -59,7 +59,9 @@ def require_count(name: str, value: object, minimum: int = 1) -> int:
     if number < minimum:
         raise ScheduleError(f"{name} must be at least {minimum}, got {number}")
     if number >= _LARGEST_COUNT:
-        raise ScheduleError(f"{name} must be below {_LARGEST_COUNT}, got {number:.3g}" if number < 10**300 else f"{name} must be below {_LARGEST_COUNT}")
+        raise ScheduleError(
+            f"{name} must be below {_LARGEST_COUNT}, got {number:.3g}" if number < 10**300 else f"{name} must be below {_LARGEST_COUNT}"
+        )
     return number
 
 

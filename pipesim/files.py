@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import os
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from pipesim.errors import ScheduleError
 
-__all__ = ["READ_LIMIT", "read_limited", "write_atomically"]
+__all__ = ["READ_LIMIT", "read_limited", "whole_or_nothing", "write_atomically"]
 
 READ_LIMIT = 1 << 30  # bytes after decompression; a schedule of ten million ops has about 80 MB
 
@@ -49,11 +53,28 @@ def write_atomically(target: str | os.PathLike[str], data: str | bytes) -> None:
     Raises:
         OSError: The folder does not exist or cannot be written.
     """
-    target = Path(target)
+    with whole_or_nothing(target) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def whole_or_nothing(target: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file under a temporary name in the same folder, renamed when it is complete.
+
+    A symbolic link is followed, so that it stays one.
+
+    Raises:
+        OSError: The folder does not exist or cannot be written, or the target is a device, a pipe or a folder.
+    """
+    target = Path(os.path.realpath(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(target.parent))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "this is not a regular file, so nothing is written to it", str(target))
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files; this one is for others too

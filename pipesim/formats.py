@@ -78,7 +78,8 @@ def parse_csv(text: str, where: str = "schedule", *, legacy: bool = False, **opt
         pipesim.errors.ScheduleError: schedule, row 1, column 2: '0X0' is not an op; an op is stage, kind, microbatch, as in 2F0, 1B3, 0W1 or 1SEND_F2
     """
     streams: list[list[Slot]] = []
-    lines = text.removeprefix("\ufeff").rstrip().splitlines()
+    # \r\r\n is what a CRLF text becomes when it is written in text mode; other marks, as of paragraphs, end no row
+    lines = re.split(r"\r*\n|\r", text.removeprefix("\ufeff").rstrip())
     try:
         for number, fields in enumerate(csv.reader(lines, strict=True), start=1):
             streams.append(_parse_fields(fields, f"{where}, row {number}, column", legacy))

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -44,7 +45,7 @@ def available() -> Mapping[str, Generator]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name != "builtin", entry.name, entry.value)):
         try:
             pack = entry.load()
-        except Exception as error:  # one broken package must be named, whatever it does
+        except (Exception, SystemExit) as error:  # one broken package must be named, whatever it does
             raise ScheduleError(f"the entry point {entry.name!r} ({entry.value}) in group {GROUP} cannot be loaded: {error!r}") from error
         if not isinstance(pack, Mapping) or not all(isinstance(name, str) and callable(function) for name, function in pack.items()):
             raise ScheduleError(f"the entry point {entry.name!r} ({entry.value}) in group {GROUP} must be a dict of name: function")
@@ -96,7 +97,7 @@ def _load_module(module_name: str, name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ScheduleError(f"{name}: there is no module {error.name!r}; for a file write path/to/file.py:function") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScheduleError(f"{module_name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
@@ -156,7 +157,19 @@ def generate(name: str, devices: int, microbatches: int, **options: Any) -> Sche
         if option not in known and not takes_any:
             hint = did_you_mean(option, known) or (f"; its options are {', '.join(known)}" if known else "; it has no options")
             raise ScheduleError(f"schedule {name!r} has no option {option!r}{hint}")
-    schedule = generator(devices, microbatches, **options)
+    try:
+        inspect.signature(generator).bind(devices, microbatches, **options)
+    except TypeError as error:
+        raise ScheduleError(
+            f"{name} cannot be called with (devices, microbatches): {error}; a generator takes these two, and keyword options"
+        ) from None
+    try:
+        schedule = generator(devices, microbatches, **options)
+    except (ScheduleError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ScheduleError(f"{name} failed: {type(error).__name__}: {error} ({place.filename}:{place.lineno})") from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{name} returned {type(schedule).__name__}; a generator returns a pipesim.Schedule")
     return schedule.check()

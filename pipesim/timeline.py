@@ -22,7 +22,7 @@ from pipesim import memory as _memory
 from pipesim import metrics
 from pipesim.cluster import Unit
 from pipesim.dataflow import Messages, messages
-from pipesim.errors import ScheduleError
+from pipesim.errors import LARGEST, ScheduleError
 from pipesim.files import read_limited, write_atomically
 from pipesim.memory import Footprint, MemoryCurve, Moves, Overflow
 from pipesim.op import Kind
@@ -393,9 +393,15 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
             array = np.broadcast_to(array, shape).copy()
         if array.size != math.prod(shape):
             raise ScheduleError(f"{where}: {name} has {array.size} numbers and its schedule wants {math.prod(shape)}")
-        if not np.isfinite(array).all():
-            raise ScheduleError(f"{where}: {name} holds a number that is not finite")
+        if not (np.abs(array) <= LARGEST).all():  # false for NaN, too
+            raise ScheduleError(f"{where}: {name} holds a number that is not finite, or above {LARGEST:g}")
         return array.reshape(shape)
+
+    def sizes(value: Any, shape: tuple[int, ...], name: str) -> Floats:
+        array = column(value, shape, name)
+        if (array < 0).any():
+            raise ScheduleError(f"{where}: {name} holds {array.min():g} bytes; right is at least 0")
+        return array
 
     if steps * len(schedule) > _MOST_OPS:
         raise ScheduleError(f"{where}: {steps} steps of {len(schedule)} ops are more than the {_MOST_OPS} that pipesim reads")
@@ -406,20 +412,25 @@ def _unpacked(data: Mapping[str, Any], where: str) -> Timeline:
     times = {name: column(data[name], (steps, counts[name]), name) for name in _TIMES}
     if (times["end"] < times["start"]).any() or (times["offload_end"] < times["offload_start"]).any():
         raise ScheduleError(f"{where}: an op ends before it starts")
+    same_device = schedule.slot_device[1:] == schedule.slot_device[:-1]
+    if (times["start"][:, 1:] < times["end"][:, :-1])[:, same_device].any():
+        raise ScheduleError(f"{where}: an op starts before the one before it on its device ends")
+    if (times["departed"] < times["sent"]).any() or (times["arrived"] < times["departed"]).any():
+        raise ScheduleError(f"{where}: a message leaves before it is sent, or arrives before it leaves")
     stored = data["footprint"]
-    kept, freed, rebuilt = (column(stored[name], table, name) for name in ("kept", "freed_by_input_grad", "rebuilt"))
+    kept, freed, rebuilt = (sizes(stored[name], table, name) for name in ("kept", "freed_by_input_grad", "rebuilt"))
     footprint = Footprint(
         kept,
         freed,
         rebuilt,
-        {str(category): column(values, (schedule.num_devices,), str(category)) for category, values in stored["static"].items()},
-        column(stored["message"], (edges,), "message"),
+        {str(category): sizes(values, (schedule.num_devices,), str(category)) for category, values in stored["static"].items()},
+        sizes(stored["message"], (edges,), "message"),
     )
     unknown = sorted(footprint.static.keys() - set(_memory.CATEGORIES))
     if unknown:
         raise ScheduleError(f"{where}: unknown category of memory {unknown[0]!r}; known: {', '.join(_memory.CATEGORIES)}")
-    capacity = column([1e308 if value is None else value for value in data["capacity"]], (schedule.num_devices,), "capacity")
-    capacity[capacity == 1e308] = math.inf
+    capacity = sizes([LARGEST if value is None else value for value in data["capacity"]], (schedule.num_devices,), "capacity")
+    capacity[capacity == LARGEST] = math.inf
     info = {str(key): str(value) for key, value in data["info"].items()}
     return Timeline(
         schedule, **times, footprint=footprint, capacity=capacity, unit=data["unit"], barrier=data["barrier"], source=str(data["source"]), info=info

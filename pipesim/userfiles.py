@@ -168,7 +168,7 @@ def parse_toml(model: type[Model], text: str, where: str) -> Model:
     """
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is one; so is an integer of 5,000 digits
         raise ScheduleError(f"{where} is not TOML: {error}") from None
     try:
         return model.model_validate(data)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipesim.errors import ScheduleError
+from pipesim.errors import LARGEST, ScheduleError
 from pipesim.listscheduler import list_schedule
 from pipesim.op import Kind, Op
 from pipesim.schedule import Schedule
@@ -284,8 +284,8 @@ def _per_stage(name: str, value: float | Sequence[float], devices: int) -> list[
         spread = np.broadcast_to(values, (devices,))
     except (TypeError, ValueError):
         raise ScheduleError(f"{name} must be one number, or {devices}, one per stage, got {value!r:.80}") from None
-    if not (np.isfinite(values).all() and values.min() >= 0):
-        raise ScheduleError(f"{name} must be finite and at least 0, got {value!r:.80}")
+    if not ((values >= 0) & (values <= LARGEST)).all():
+        raise ScheduleError(f"{name} must be at least 0 and at most {LARGEST:g}, got {value!r:.80}")
     return [float(number) for number in spread]
 
 

@@ -41,7 +41,7 @@ def test_a_file_says_everything() -> None:
     assert (cluster.name, cluster.unit) == ("two nodes", "s")
     assert cluster.link(0, 1) == Link(5e-6, 240e9)
     assert cluster.link(1, 2) == cluster.link(3, 0) == Link(10e-6, 25e9)
-    assert cluster.link(0, 3) == Link(1e-3)  # one direction, and nothing of it from the rule
+    assert cluster.link(0, 3) == Link(1e-3, 25e9)  # one direction; what it leaves out is the rule's
     assert cluster.speeds(4).tolist() == [1, 0.5, 1, 0.5]
     assert cluster.capacities(4).tolist() == [80e9, 80e9, 40 * 2**30, 80e9]
     assert cluster.devices[2] == Device(memory=40 * 2.0**30, width=4)

@@ -15,7 +15,7 @@ from pipesim.files import read_limited, write_atomically
 def test_reads_text_and_gzip_with_or_without_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for data in (b"0F0\r\n", b"\xef\xbb\xbf0F0\r\n"):
-        for stored in (data, gzip.compress(data)):
+        for stored in (data, gzip.compress(data, mtime=0)):
             path.write_bytes(stored)
             assert read_limited(path) == "0F0\r\n"
 
@@ -27,11 +27,11 @@ def test_reads_text_and_gzip_with_or_without_a_byte_order_mark(tmp_path: Path) -
         (b" \n\n", "is empty"),
         (b"\xff\xfe0\x00F\x00", "not a text file in UTF-8"),
         (b"abc\x80", r"\(byte 3\)"),
-        (gzip.compress(b"0F0" * 1000)[:-12], "damaged gzip"),
-        (gzip.compress(b"0F0" * 1000)[:20], "damaged gzip"),
+        (gzip.compress(b"0F0" * 1000, mtime=0)[:-12], "damaged gzip"),
+        (gzip.compress(b"0F0" * 1000, mtime=0)[:20], "damaged gzip"),
         (b"\x1f\x8b" + b"\x00" * 30, "damaged gzip"),
-        (gzip.compress(b"0F0")[:-8] + b"\x00" * 8, "damaged gzip"),
-        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"0F0", mtime=0)[:-8] + b"\x00" * 8, "damaged gzip"),
+        (gzip.compress(b"", mtime=0), "is empty"),
     ],
 )
 def test_refuses(tmp_path: Path, data: bytes, message: str) -> None:
@@ -43,7 +43,7 @@ def test_refuses(tmp_path: Path, data: bytes, message: str) -> None:
 
 def test_the_limit_holds_after_decompression(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(b"0" * 5_000_000))
+    path.write_bytes(gzip.compress(b"0" * 5_000_000, mtime=0))
     assert path.stat().st_size < 10_000
     with pytest.raises(ScheduleError, match="more than 1 MiB"):
         read_limited(path, limit=1 << 20)
@@ -73,7 +73,19 @@ def test_writes_all_or_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two\n"
     with pytest.raises(OSError, match="missing"):
         write_atomically(tmp_path / "missing" / "file", "x")
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="not a regular file"):
         write_atomically(tmp_path, "x")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
+
+
+def test_a_link_stays_a_link_and_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        write_atomically(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()

@@ -182,3 +182,9 @@ def test_generated_schedules_round_trip_through_a_file(tmp_path: Path) -> None:
         schedule = generate(name, devices=3, microbatches=5)
         schedule.to_csv(tmp_path / "s.csv")
         assert Schedule.from_csv(tmp_path / "s.csv", weights=schedule.weights) == schedule
+
+
+def test_rows_end_where_csv_says_so():
+    # CRLF text written once more in text mode; a form feed or a paragraph mark ends no row
+    assert parse_csv("0F0,0B0\r\r\n1F0,1B0\r\r\n").num_devices == 2
+    assert parse_csv("0F0,\x0c0B0\r1F0,1B0").num_devices == 2

@@ -179,3 +179,19 @@ def test_a_broken_pack_is_named(packs: Any, source: str, message: str) -> None:
     packs(source, "PACK")
     with pytest.raises(ScheduleError, match=f"'PACK' .*{message}"):
         available()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def f(d, m):\n    raise KeyError('x')", "failed: KeyError"),
+        ("def f(d, m):\n    raise SystemExit(0)", "failed: SystemExit"),
+        ("def f():\n    return 1", "cannot be called with"),
+        ("def f(d, m, *, need):\n    return 1", "missing a required argument: 'need'"),
+        ("raise SystemExit(0)", "cannot be loaded"),
+    ],
+)
+def test_a_generator_that_fails_is_named(tmp_path, body, message):
+    (tmp_path / "mine.py").write_text(body)
+    with pytest.raises(ScheduleError, match=message):
+        generate(f"{tmp_path / 'mine.py'}:f", 2, 2)

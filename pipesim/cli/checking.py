@@ -21,14 +21,19 @@ def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
     request = Request(words, values)
     name = request.name
     schedule = request.schedule(name).check()
-    simulate(schedule.without_communication())
+    dry = schedule.without_communication()
+    simulate(dry)
     if as_json:
-        print_json({"ok": True, **_facts(schedule)})
+        print_json({"ok": True, "communication_order_judged": dry is schedule, **_facts(schedule)})
         return
     facts = _facts(schedule)
     click.echo(
         f"{name}: right. {facts['devices']} devices, {facts['stages']} stages, {facts['microbatches']} microbatches, {facts['ops']} ops, weights {facts['weights']}"
     )
+    if dry is not schedule:
+        click.echo(
+            "The dry run left out the listed communication: both ends of every message are there, whether their order can finish was not judged."
+        )
     for stage, devices in facts["replicas"].items():
         click.echo(f"stage {stage} has replicas on devices {', '.join(map(str, devices))}")
 

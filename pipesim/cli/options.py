@@ -83,6 +83,23 @@ _SIZE_HELP = {
 }
 
 
+# Options that mean something only for a schedule file, and only for a simulation.
+_OF_FILES = ("legacy", "drop_communication", "placement", "graph", "weight_policy")
+_OF_RUNS = (
+    "recompute",
+    "latency",
+    "bandwidth",
+    "stages",
+    "costs",
+    "cuts",
+    "weight_grad_share",
+    "optimizer_bytes",
+    "cluster",
+    "capacity",
+    "no_barrier",
+)
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -208,12 +225,19 @@ class Request:
                 return self._read(name).check()
             except ScheduleError as error:
                 raise ScheduleError(str(error) if name in str(error) else f"{name}: {error}") from None
+        self._refuse_given(name, "is no file", *_OF_FILES)
         generator = registry.find(name)
         sizes = {key: self.values[key] for key in ("devices", "microbatches")}
         for key, value in sizes.items():
             if value is None:
                 raise click.UsageError(f"schedule {name!r} wants --{key}, such as --devices 4 --microbatches 8")
         return registry.generate(name, sizes["devices"], sizes["microbatches"], **self._own_options(name, generator))
+
+    def _refuse_given(self, name: str, why: str, *options: str) -> None:
+        """Raises a usage error for options that would change nothing. Of several schedules, some may want them."""
+        given = [option for option in options if self.values.get(option) not in (None, False)]
+        if given and len(self.names) == 1:
+            raise click.UsageError(f"{name} {why}, so {', '.join(map(_flag, given))} would change nothing; leave it out")
 
     def _read(self, path: str) -> Schedule:
         values = self.values
@@ -301,6 +325,7 @@ class Request:
     def run(self, name: str) -> Timeline:
         """The run that a name means: a saved one, or a simulation."""
         if is_run(name):
+            self._refuse_given(name, "is a saved run, with its times and bytes", *TIMES, *SIZES, *_OF_FILES, *_OF_RUNS)
             return load(name)
         costs = self.costs()
         values = self.values

@@ -27,8 +27,10 @@ def simulate_command(words: tuple[str, ...], fit: bool, save: str | None, as_jso
     A schedule's own options, which pipesim list shows, are given here too: pipesim simulate 1f1b --policy B ...
     """
     request = Request(words, values)
+    if save is not None and not is_run(save):
+        raise click.UsageError(f"--save {save!r}: the name of a run ends in .json or .json.gz")
     run = request.run(request.name)
-    if save:
+    if save is not None:
         run.save(save)
         click.echo(f"saved {save}", err=True)
     if as_json:
@@ -65,6 +67,8 @@ def compare_command(words: tuple[str, ...], every: bool, as_json: bool, **values
             if not every:
                 raise
             refused[name] = str(error).partition("\n")[0]
+    if every and not runs:
+        raise ScheduleError(next(iter(refused.values())))
     if len(runs) < 2:
         raise click.UsageError("compare wants at least two schedules or saved runs")
     shown = [run.schedule.name if registry.is_file(name) or is_run(name) else name for name, run in runs]

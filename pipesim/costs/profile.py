@@ -32,8 +32,8 @@ __all__ = ["Layer", "Profile", "ProfileCosts", "balanced_cuts", "parse_profile"]
 
 Floats = NDArray[np.float64]
 
-_EDGE = re.compile(r"(node[0-9]+) -- (node[0-9]+)")
-_NODE = re.compile(r"(node[0-9]+) -- (.*) -- (forward_compute_time=.*?)(?: -- stage_id=[0-9]+)?")
+_EDGE = re.compile(r"(node[0-9]{1,9}) -- (node[0-9]{1,9})")
+_NODE = re.compile(r"(node[0-9]{1,9}) -- (.*) -- (forward_compute_time=.*?)(?: -- stage_id=[0-9]+)?")
 _FIELDS = re.compile(
     r"forward_compute_time=(?P<forward>[^,]+), backward_compute_time=(?P<backward>[^,]+), "
     r"activation_size=(?P<activation>\[[^\]]*\]|[^,]+), parameter_size=(?P<parameters>[^,]+)"

@@ -11,14 +11,12 @@ moment nest wrongly in viewers; two slices of one lane never overlap, because vi
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import heapq
 import itertools
 import json
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.errors import ScheduleError
+from pipesim.files import whole_or_nothing
 from pipesim.op import Kind
 from pipesim.timeline import Timeline
 
@@ -80,7 +79,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     lines = _Writer(timeline).lines()
     size = 0
-    with _whole_or_nothing(path) as file:
+    with whole_or_nothing(path) as file:
         compressed = path.name.endswith(".gz")
         # no name and no time in the header: the same run is the same file
         out: IO[bytes] = gzip.GzipFile("", "wb", 6, file, mtime=0) if compressed else file  # type: ignore[assignment]
@@ -95,22 +94,6 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         )
     elif size > LARGE_FILE and not compressed:
         warnings.warn(f"{path} has {size / 1e6:.0f} MB; viewers also read it compressed, so name it {path.name}.gz", stacklevel=2)
-
-
-@contextlib.contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[IO[bytes]]:
-    """A file under a temporary name in the same folder, renamed when it is complete; for what is too large to hold in memory."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 class _Clock:

@@ -303,3 +303,29 @@ def test_help_is_quick_because_it_imports_nothing_heavy(tmp_path: Path):
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()[-1]
     for module in ("numpy", "simpy", "matplotlib", "plotly", "torch", "pandas", "pydantic"):
         assert f"'{module}'" not in loaded
+
+
+@pytest.mark.parametrize("option", [("--forward", 99), ("--capacity", 1), ("--no-barrier",), ("--legacy",)])
+def test_an_option_that_would_change_nothing_is_refused(pipesim, option):
+    pipesim("simulate", "1f1b", *SMALL, "--save", "run.json")
+    run = pipesim("simulate", "run.json", *option)
+    assert run.returncode == 2
+    assert "would change nothing" in run.stderr
+    assert pipesim("simulate", "1f1b", *SMALL, "--weight-policy", "stash").returncode == 2
+
+
+def test_a_run_is_saved_under_a_name_that_can_be_read(pipesim, tmp_path):
+    for name in ("run", ""):
+        assert pipesim("simulate", "1f1b", *SMALL, "--save", name).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compare_all_of_an_impossible_size(pipesim):
+    run = pipesim("compare", "--all", "-p", 4, "-m", 0)
+    assert run.returncode == 1
+    assert "microbatches must be at least 1" in run.stderr
+
+
+def test_check_says_what_it_did_not_judge(pipesim, tmp_path):
+    (tmp_path / "listed.csv").write_text("0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    assert "was not judged" in pipesim("check", "listed.csv").stdout

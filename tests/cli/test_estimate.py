@@ -22,7 +22,7 @@ def test_which_schedule_fits_and_is_fastest(pipesim):
     assert "v-min is the fastest that fits." in lines
     assert "device 0, op 0F4 at" in run.stdout
     assert "What saves memory: --flash-attention, --recompute selective, --recompute full, --sequence-parallel." in run.stdout
-    assert "docs/validation.md" in run.stdout
+    assert "docs/models.md" in run.stdout
     # every figure of the table is defined
     for name in lines[3].split()[2:9]:
         assert f"\n  {name} " in run.stdout

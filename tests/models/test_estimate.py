@@ -55,7 +55,7 @@ def test_utilisation_is_the_papers(
 
 
 def test_iteration_times_are_near_korthikantis_table_5(shared_data: Path) -> None:
-    # a guard: the validation report has the errors, and what was fitted
+    # a guard: docs/models.md has the errors
     with (shared_data / "papers" / "korthikanti_table5.csv").open() as file:
         rows = list(csv.DictReader(file))
     for row in rows:

@@ -144,8 +144,8 @@ def test_every_size():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"forward": -1}, "forward must be finite"),
-        ({"input_grad": float("nan")}, "input_grad must be finite"),
+        ({"forward": -1}, "forward must be at least 0"),
+        ({"input_grad": float("nan")}, "input_grad must be at least 0"),
         ({"weight_grad": [1, 2]}, "weight_grad must be one number, or 4, one per stage"),
         ({"latency": -1}, "latency"),
         ({"memory_limit": 0.5}, "memory_limit must be at least 1"),
