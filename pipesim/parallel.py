@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +41,21 @@ def in_parallel(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], 
             while some := list(itertools.islice(calls, _ROUND * effective_n_jobs(jobs))):
                 yield from shared(some)
         return
-    yield from shared(calls)
+    with _interrupts_ignored():  # by the workers, which start here and inherit it: Ctrl-C is for this process to handle
+        results = shared(calls)
+    yield from results
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _watching() -> dict[str, Any]:
@@ -52,6 +68,7 @@ def _watching() -> dict[str, Any]:
 
 
 def _watch(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also a worker that was started later
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
