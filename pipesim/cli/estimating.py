@@ -47,7 +47,7 @@ _SAME = (
     "embedding_weight",
     "head_weight",
 )
-_MARGIN = 0.08  # peak memory has been within this part of measured runs
+_MARGIN = 0.08  # of the capacity; with less to spare a run is said to fit barely
 _BELIEF = (
     "How much to believe it: a roofline whose constants come from published runs of GPT on A100, where it is off by a few percent; of other devices\n"
     "there are only data sheets. Ops cost no fixed time unless a calibration says so, which flatters schedules of many short ops. How far off: docs/models.md"
@@ -204,7 +204,7 @@ def _text(found: Sequence[Estimate], refused: dict[str, str], capacity: float) -
     lines += [f"{best.name}, what a GPU does in {format_time(best.iteration_time, 's')} (mean of all devices):", *_breakdown(best), ""]
     width = max(map(len, DEFINITIONS))
     lines += [f"  {name.ljust(width)}  {text}" for name, text in DEFINITIONS.items()]
-    lines += [f"  {'fits'.ljust(width)}  barely: with less than {100 * _MARGIN:.0f} % to spare, which is within the error"]
+    lines += [f"  {'fits'.ljust(width)}  barely: with less than {100 * _MARGIN:.0f} % to spare, which is hardly a margin"]
     if any(one.run.schedule.weights != "flush" for one in found):
         lines += ["  * trains on stale weights, without a flush; iteration_time is that of the whole batch, with all its updates"]
     lines += ["", _BELIEF]
