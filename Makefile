@@ -4,9 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= out
+DATA ?= ../shared/data
 PROFILE := --costs gpt-1.5b-a100 --devices 8 --microbatches 24
 
-.PHONY: demo test lint bench notebooks gallery clean help
+.PHONY: demo test lint bench validation notebooks gallery clean help
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -46,6 +47,9 @@ lint: .venv/installed-dev ## ruff, mypy, and which module may import which
 
 bench: .venv/installed-dev ## the benchmarks; benchmarks/README.md says what they answer
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+validation: .venv/installed-dev ## errors against measured runs, into out/validation; DATA is the folder with papers/ and vtrain/
+	$(BIN)/python benchmarks/validation.py --data $(DATA) --out $(OUT)/validation $(if $(ALSO),--also $(ALSO))
 
 notebooks: .venv/installed-dev ## execute the notebooks into out/
 	@mkdir -p $(OUT)

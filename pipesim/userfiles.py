@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipesim.errors import ScheduleError, did_you_mean
 
-__all__ = ["CalibrationFile", "ClusterFile", "DeviceFile", "ModelFile", "StageTimesFile", "parse_toml"]
+__all__ = ["CalibrationFile", "ClusterFile", "DeviceFile", "LayerProfileFile", "ModelFile", "StageTimesFile", "parse_toml"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
@@ -94,6 +94,30 @@ class StageTimesFile(_File):
     overlap: PerStage | None = None
     latency: Number | None = None
     memory: MemoryEntry | None = None
+
+
+class LayerEntry(_File):
+    """A layer of a profile: times of a microbatch, and bytes."""
+
+    name: str | None = None
+    kind: str | None = None
+    forward: Number
+    backward: Number
+    input_grad: Number | None = None
+    weight_grad: Number | None = None
+    output: Quantity
+    activation: Quantity
+    parameters: Quantity
+    peak: Quantity | None = None
+
+
+class LayerProfileFile(_File):
+    """A chain of measured layers."""
+
+    name: str | None = None
+    source: str | None = None
+    unit: Literal["s", "ms", "us"]
+    layers: Annotated[list[LayerEntry], Field(min_length=1)]
 
 
 class ModelFile(_File):

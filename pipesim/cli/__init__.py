@@ -21,6 +21,8 @@ _COMMANDS = {
     "compare": ("running", "Several schedules or saved runs side by side."),
     "sweep": ("sweeping", "Many schedules, sizes and links at once, into a file that can be continued."),
     "jitter": ("jittering", "A schedule with durations that vary, slow devices and slow links."),
+    "fit": ("profiling", "Efficiencies and links from measured iteration times, with an honest report."),
+    "profile": ("profiling", "Measure a torch model layer by layer: forward, input gradient, weight gradient, bytes."),
     "plot": ("drawing", "A Gantt chart with memory curves: PNG, SVG, PDF or HTML."),
     "export": ("drawing", "A schedule as CSV or text, a run as trace or JSON."),
     "check": ("checking", "Whether a schedule file is right, and whether it finishes."),
@@ -96,6 +98,8 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"there is not enough memory for a run of this size {error}"
     if isinstance(error, ModuleNotFoundError):
-        extra = {"joblib": "sweep", "pyarrow": "sweep", "numba": "fast", "torch": "replay"}.get(str(error.name).partition(".")[0], "plot")
+        extra = {"joblib": "sweep", "pyarrow": "sweep", "numba": "fast", "scipy": "fit", "torch": "replay"}.get(
+            str(error.name).partition(".")[0], "plot"
+        )
         return f"{error}; this needs an extra: pip install 'pipesim[{extra}]'"
     return str(error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from pipesim.costs.profile import ProfileCosts, parse_profile
+from pipesim.costs.profile import ProfileCosts, parse_layers, parse_profile
 from pipesim.costs.uniform import UniformCosts
 from pipesim.errors import ScheduleError, did_you_mean
 from pipesim.files import read_limited
@@ -28,7 +29,7 @@ def cost_presets() -> list[str]:
 
 
 def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCosts:
-    """Reads a cost model: a preset by name, stage times in TOML, or a layer profile in PipeDream's ``graph.txt`` format.
+    """Reads a cost model: a preset by name, stage times in TOML, or a layer profile (TOML, or PipeDream's ``graph.txt``).
 
     Args:
         source: A path, or one of :func:`cost_presets`.
@@ -52,6 +53,8 @@ def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCost
         path = preset
     text = read_limited(path)
     if path.suffix.lower() == ".toml":
+        if re.search(r"^\s*(\[\[layers\]\]|layers\s*=)", text, re.MULTILINE):
+            return ProfileCosts(parse_layers(text, str(path)), **options)
         if options:
             raise ScheduleError(f"{path} holds stage times; {', '.join(options)} belongs to a layer profile")
         return _stage_times(text, str(path))

@@ -1,4 +1,4 @@
-"""Costs from a real layer profile in PipeDream's ``graph.txt`` format, its layers folded into stages.
+"""Costs from a measured layer profile, its layers folded into stages: PipeDream's ``graph.txt``, or TOML with more in it.
 
 ::
 
@@ -6,6 +6,8 @@
         node4 -- node5
 
 Times are milliseconds per minibatch, sizes bytes. Inputs, and outputs that nobody takes, are left out. Format: msr-fiddle/pipedream, ``graph/graph.py``.
+
+TOML, as ``pipesim profile`` writes it, is a chain of layers and also knows how the backward splits and what a layer keeps for it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from pipesim.dataflow import messages
 from pipesim.errors import LARGEST, ScheduleError
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
+from pipesim.units import parse_quantity
 
-__all__ = ["Layer", "Profile", "ProfileCosts", "balanced_cuts", "parse_profile"]
+__all__ = ["Layer", "Profile", "ProfileCosts", "balanced_cuts", "parse_layers", "parse_profile"]
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +45,19 @@ _FIELDS = re.compile(
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a profile: seconds and bytes per minibatch."""
+    """One layer of a profile: seconds and bytes per minibatch.
+
+    Attributes:
+        name: In the file.
+        description: What it is.
+        forward: Seconds of the forward.
+        backward: Seconds of the full backward.
+        activation: Bytes kept for the backward; in PipeDream's format the output.
+        parameters: Bytes of its parameters.
+        output: Bytes that go to the next layers; None for *activation*.
+        input_grad: Seconds of the gradient of its input alone, None where the profile does not say.
+        weight_grad: The same of its weights.
+    """
 
     name: str
     description: str
@@ -50,6 +65,14 @@ class Layer:
     backward: float
     activation: float
     parameters: float
+    output: float | None = None
+    input_grad: float | None = None
+    weight_grad: float | None = None
+
+    @property
+    def sent(self) -> float:
+        """Bytes that go to the next layers."""
+        return self.activation if self.output is None else self.output
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +94,7 @@ class Profile:
         for source, target in self.edges:
             last_use[source] = max(last_use.get(source, 0), target)
         for source, target in last_use.items():
-            crossing[source + 1 : target + 1] += self.layers[source].activation
+            crossing[source + 1 : target + 1] += self.layers[source].sent
         return crossing
 
 
@@ -124,6 +147,35 @@ def parse_profile(text: str, where: str = "profile") -> Profile:
     if not layers:
         raise ScheduleError(f"{where} describes inputs only")
     return _sorted_profile(layers, [pair for pair in pairs if not dropped.intersection(pair)], where)
+
+
+def parse_layers(text: str, where: str = "profile") -> Profile:
+    r"""Reads a chain of layers in TOML, as ``pipesim profile`` writes it.
+
+    Args:
+        text: The file's text.
+        where: Its name, for errors.
+
+    Raises:
+        ScheduleError: It is no such TOML; the text names the place.
+
+    Examples:
+        >>> sizes = 'output = "8 B", activation = "8 B", parameters = "16 B"'
+        >>> times = "forward = 2.0, backward = 4.0, input_grad = 2.5, weight_grad = 2.0"
+        >>> parse_layers(f'unit = "ms"\nlayers = [{{name = "0", kind = "Linear", {times}, {sizes}}}]').layers[0].weight_grad
+        0.002
+    """
+    from pipesim.userfiles import LayerProfileFile, parse_toml
+
+    file = parse_toml(LayerProfileFile, text, where)
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[file.unit]
+    layers = []
+    for number, layer in enumerate(file.layers):
+        sizes = (parse_quantity(getattr(layer, name), "bytes", f"{where}: layers.{number}.{name}") for name in ("activation", "parameters", "output"))
+        halves = (None if time is None else time * scale for time in (layer.input_grad, layer.weight_grad))
+        name = layer.name or f"layer {number}"
+        layers.append(Layer(name, layer.kind or name, layer.forward * scale, layer.backward * scale, *sizes, *halves))
+    return Profile(tuple(layers), tuple(pairwise(range(len(layers)))), file.name or where)
 
 
 def _parse_layer(name: str, description: str, fields: str, place: str) -> Layer:
@@ -214,14 +266,15 @@ def balanced_cuts(times: Sequence[float], parts: int) -> list[int]:
 class ProfileCosts:
     r"""Durations and bytes of a measured model, its layers folded into as many stages as the schedule has.
 
-    A stage's activation is the sum of its layers' outputs; the message to the next stage is every output that a later
-    layer still needs. Weights are the layers' parameters, gradients as many bytes, optimizer state as asked.
+    A stage's activation is what its layers keep (in PipeDream's format their outputs); the message to the next stage is
+    every output that a later layer still needs. Weights are the layers' parameters, gradients as many bytes, optimizer
+    state as asked. A profile of halves times I and W by them, and B by the full backward.
 
     Args:
         profile: From :func:`parse_profile` or ``read_costs``.
         cuts: The layer that each stage but the first starts with; None to balance by forward + backward time.
-        weight_grad_share: The part of the backward that W takes where the schedule splits it. A profile does not say, so
-            a split schedule without it is refused.
+        weight_grad_share: The part of the backward that W takes where the schedule splits it. PipeDream's profiles do not
+            say, so a split schedule without it is refused; where the halves were measured, it is left out.
         optimizer_bytes: Bytes of optimizer state per byte of parameters: 1 for momentum, 2 for Adam.
 
     Raises:
@@ -271,13 +324,21 @@ class ProfileCosts:
         """(slots,) seconds."""
         shape = (schedule.num_stages, schedule.num_microbatches)
         forward, backward = (np.broadcast_to(self._sums(schedule, field)[:, None], shape) for field in ("forward", "backward"))
+        times = {Kind.F: forward, Kind.R: forward, Kind.B: backward}
+        if self._share is None and self.measured_halves:
+            halves = (np.broadcast_to(self._sums(schedule, field)[:, None], shape) for field in ("input_grad", "weight_grad"))
+            return slot_durations(schedule, {**times, **dict(zip((Kind.I, Kind.W), halves, strict=True))})
         if self._share is None and schedule.has(Kind.I, Kind.W):
             raise ScheduleError(
                 "the schedule splits the backward and the profile does not say how; give weight_grad_share (--weight-grad-share), such as 0.5"
             )
         share = self._share or 0.0
-        times = {Kind.F: forward, Kind.R: forward, Kind.B: backward, Kind.I: backward * (1 - share), Kind.W: backward * share}
-        return slot_durations(schedule, times)
+        return slot_durations(schedule, {**times, Kind.I: backward * (1 - share), Kind.W: backward * share})
+
+    @property
+    def measured_halves(self) -> bool:
+        """Whether the profile has a time of I and of W for every layer."""
+        return all(layer.input_grad is not None and layer.weight_grad is not None for layer in self.profile.layers)
 
     def message_bytes(self, schedule: Schedule) -> Floats:
         """(messages,) bytes that cross the cut between two stages."""
@@ -289,7 +350,7 @@ class ProfileCosts:
         return self.profile.crossing[cut]
 
     def activation_bytes(self, schedule: Schedule) -> ActivationBytes:
-        """Bytes of every activation: the sum of the stage's outputs."""
+        """Bytes of every activation: what the stage's layers keep."""
         table = np.broadcast_to(self._sums(schedule, "activation")[:, None], (schedule.num_stages, schedule.num_microbatches))
         zero = np.zeros_like(table)
         recomputed = schedule.rows_of(Kind.R) >= 0

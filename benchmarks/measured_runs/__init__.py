@@ -1,0 +1,1 @@
+"""What validation.py compares with: a file per source of measured runs."""
