@@ -71,6 +71,8 @@ class Work:
         attention_backward: FLOPs of their backward; all of it is I.
         attention_bytes: Bytes that softmax and dropout of the scores move, forward.
         attention_bytes_backward: The same, backward.
+        score_bytes: Bytes of scores that the products of the attention themselves write and read, forward.
+        score_bytes_backward: The same, backward.
         forward_bytes: Bytes that everything else between the products moves (norms, GeLU, dropouts, residuals), forward.
         backward_bytes: The same, backward; all of it is I.
         collectives: All-reduces of n·h elements over the tensor-parallel GPUs, forward.
@@ -82,6 +84,8 @@ class Work:
     attention_backward: float = 0.0
     attention_bytes: float = 0.0
     attention_bytes_backward: float = 0.0
+    score_bytes: float = 0.0
+    score_bytes_backward: float = 0.0
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
     collectives: int = 0
@@ -136,11 +140,13 @@ def layer_work(model: ModelSpec, parallel: Parallelism, samples: float) -> Work:
     ]
     scores = samples * model.heads * model.sequence**2 / t
     score_flops = 4 * scores * model.head_width
-    attention_bytes = attention_bytes_backward = 0.0
+    attention_bytes = attention_bytes_backward = score_bytes = score_bytes_backward = 0.0
     if not parallel.flash_attention:
-        # scores written and read by the products, softmax (read, write), dropout (read, write, mask)
-        attention_bytes = scores * ((2 + 2 + 2 * mask) * element + mask)
-        attention_bytes_backward = scores * ((4 + 3 + 2 * mask) * element + mask)
+        # softmax reads and writes, dropout reads and writes beside its mask; softmax's backward reads two and writes one
+        attention_bytes = scores * ((2 + 2 * mask) * element + mask)
+        attention_bytes_backward = scores * ((3 + 2 * mask) * element + mask)
+        # one product writes the scores, one reads them; backward one writes their gradient, three read scores or gradient
+        score_bytes, score_bytes_backward = scores * 2 * element, scores * 4 * element
     gates = 2 if model.gated else 1
     # norms read and write; dropout and residual read two and write one, beside the mask; context is made contiguous
     forward = stream * (2 * 2 * element + 2 * (3 * element + mask)) + query * 2 * element + inner * (gates + 1) * element
@@ -162,6 +168,8 @@ def layer_work(model: ModelSpec, parallel: Parallelism, samples: float) -> Work:
         score_flops * (2.5 if parallel.flash_attention else 2.0),
         attention_bytes,
         attention_bytes_backward,
+        score_bytes,
+        score_bytes_backward,
         forward,
         backward,
         *((2, 2) if t > 1 else (0, 0)),
@@ -226,12 +234,13 @@ def embedding_activation(model: ModelSpec, parallel: Parallelism, samples: float
 def head_activation(model: ModelSpec, parallel: Parallelism, samples: float) -> tuple[float, float]:
     """Bytes that the output layer keeps on one GPU, and the part of them that W needs.
 
-    The inputs of the last norm and of the product, and fp32 logits: 4sbh/t + 4sbV/t (Korthikanti et al., section 4.3).
+    The inputs of the last norm and of the product, and fp32 logits: 4sbh/t + 4sbV/t (Korthikanti et al., section 4.3). What
+    W needs is the product's input and the gradient of the logits, which is as wide as an element: I has used the rest up.
     """
     tokens = samples * model.sequence
     one = tokens * model.hidden / (parallel.tensor if parallel.sequence_parallel else 1) * parallel.element
     logits = 4 * tokens * model.vocabulary / parallel.tensor
-    return 2 * one + logits, one + logits
+    return 2 * one + logits, one + logits / 4 * parallel.element
 
 
 class Parameters(NamedTuple):

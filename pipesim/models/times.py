@@ -72,7 +72,8 @@ def work_times(work: Work, device: DeviceSpec, model: ModelSpec, parallel: Paral
     # a fused kernel skips the half of the scores that a causal mask hides; FLOPs are counted in full all the same
     seen = 0.5 if parallel.flash_attention and model.causal else 1.0
     attention_rate = device.peak(parallel.precision) * efficiency.gemm * efficiency.attention / seen
-    attention = work.attention / attention_rate + work.attention_bytes / bandwidth
+    attention = max(work.attention / attention_rate, work.score_bytes / bandwidth) + work.attention_bytes / bandwidth
+    attention_backward = max(work.attention_backward / attention_rate, work.score_bytes_backward / bandwidth) + work.attention_bytes_backward / bandwidth
     linear = sum(gemm_time(gemm, device, parallel) for gemm in work.linear)
     collective = 0.0
     if work.collectives or work.collectives_backward:
@@ -80,7 +81,7 @@ def work_times(work: Work, device: DeviceSpec, model: ModelSpec, parallel: Paral
         collective = all_reduce_time(parallel.tensor, size, tensor_link(device, parallel))
     return PassTimes(
         linear + attention + work.forward_bytes / bandwidth + overhead,
-        linear + work.attention_backward / attention_rate + (work.attention_bytes_backward + work.backward_bytes) / bandwidth + overhead,
+        linear + attention_backward + work.backward_bytes / bandwidth + overhead,
         sum(gemm_time(gemm, device, parallel, accumulate=True) for gemm in work.linear) + overhead,
         attention,
         work.collectives * collective,

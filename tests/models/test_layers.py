@@ -27,10 +27,10 @@ def test_one_layer_by_hand() -> None:
     assert work.forward_bytes == 42 * 32
     # norms 2·(2 + 2 + 2), added to the residual 2·(2 + 2 + 2), dropouts 2·(2 + 1 + 2), context 2 + 2, GeLU 4·(2 + 2 + 2): 62
     assert work.backward_bytes == 62 * 32
-    # written by QK' 2, softmax 2 + 2, dropout 2 + 2 + 1, read by AV 2: 13 bytes per score
-    assert work.attention_bytes == 13 * 32
-    # P read 2, dP written 2, dropout 2 + 1 + 2, softmax 2 + 2 + 2, dS read twice 4: 19
-    assert work.attention_bytes_backward == 19 * 32
+    # softmax 2 + 2, dropout 2 + 2 + 1: 9 bytes per score; backward dropout 2 + 1 + 2, softmax 2 + 2 + 2: 11
+    assert (work.attention_bytes, work.attention_bytes_backward) == (9 * 32, 11 * 32)
+    # the products: written by QK' 2, read by AV 2; backward P read 2, dP written 2, dS read twice 4
+    assert (work.score_bytes, work.score_bytes_backward) == (4 * 32, 8 * 32)
     assert (work.collectives, work.collectives_backward) == (0, 0)
 
 
@@ -64,6 +64,11 @@ def test_activations_are_korthikantis_table_2(name: str, b: int, t: int) -> None
     assert plain.whole - plain.attention == pytest.approx(sbh * (10 + 24 / t), rel=1e-15)  # selective
     assert sequence.whole - sequence.attention == pytest.approx(sbh * 34 / t, rel=1e-15)
     assert plain.input == 2 * sbh  # full
+
+
+def test_w_needs_the_16_bit_gradient_of_the_logits() -> None:
+    # b = 1, s = 4, h = 8, V = 16: the product's input sbh·2 and the gradient of its output sbV·2
+    assert head_activation(TINY, Parallelism(), 1)[1] == 4 * 8 * 2 + 4 * TINY.vocabulary * 2
 
 
 def test_activations_of_the_ends_are_korthikantis_section_4_3() -> None:

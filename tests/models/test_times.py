@@ -62,6 +62,13 @@ def test_passes_by_hand() -> None:
     assert times.backward_collectives == pytest.approx(0.64)
 
 
+def test_attention_products_take_the_longer_of_flops_and_bytes() -> None:
+    # 100 FLOP at 25 a second take 4 s, 200 take 8; 90 and 60 bytes at 10 a second take 9 and 6; softmax's bytes come on top
+    work = Work(attention=100, attention_backward=200, attention_bytes=10, attention_bytes_backward=20, score_bytes=90, score_bytes_backward=60)
+    times = work_times(work, DEVICE, MODEL, Parallelism(), 1)
+    assert (times.forward, times.input_grad) == (9 + 1, 8 + 2)
+
+
 def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
     work = layer_work(MODEL, Parallelism(flash_attention=True), 1)
     causal = work_times(work, DEVICE, MODEL, Parallelism(flash_attention=True), 1)
