@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pipesim.cluster import Cluster as Cluster
     from pipesim.cluster import Device as Device
     from pipesim.cluster import Link as Link
+    from pipesim.communication import Communication as Communication
+    from pipesim.comparison import compare as compare
     from pipesim.configurations import grid as grid
     from pipesim.costs import CostModel as CostModel
     from pipesim.costs import ProfileCosts as ProfileCosts
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
     from pipesim.errors import ScheduleError as ScheduleError
     from pipesim.estimates import Estimate as Estimate
     from pipesim.estimates import estimate as estimate
+    from pipesim.importing import read_traces as read_traces
     from pipesim.jitter import Empirical as Empirical
     from pipesim.jitter import LogNormal as LogNormal
     from pipesim.jitter import MonteCarlo as MonteCarlo
     from pipesim.jitter import Normal as Normal
     from pipesim.jitter import monte_carlo as monte_carlo
+    from pipesim.lowering import crossings as crossings
+    from pipesim.lowering import lower as lower
     from pipesim.memory import MemoryCurve as MemoryCurve
     from pipesim.models import DeviceSpec as DeviceSpec
     from pipesim.models import ModelSpec as ModelSpec
@@ -50,13 +55,13 @@ if TYPE_CHECKING:
     from pipesim.sweep import pareto_front as pareto_front
     from pipesim.sweep import run_sweep as run_sweep
     from pipesim.timeline import Timeline as Timeline
-    from pipesim.timeline import compare as compare
     from pipesim.timeline import load as load
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Cluster": "cluster",
+    "Communication": "communication",
     "CostModel": "costs",
     "DeadlockError": "errors",
     "Device": "cluster",
@@ -80,16 +85,19 @@ _HOME = {
     "TransformerCosts": "models",
     "UniformCosts": "costs",
     "available": "registry",
-    "compare": "timeline",
+    "compare": "comparison",
+    "crossings": "lowering",
     "estimate": "estimates",
     "generate": "registry",
     "grid": "configurations",
     "load": "timeline",
+    "lower": "lowering",
     "monte_carlo": "jitter",
     "pareto_front": "sweep",
     "read_costs": "costs",
     "read_device": "models",
     "read_model": "models",
+    "read_traces": "importing",
     "run_sweep": "sweep",
     "simulate": "engine",
     "simulate_many": "engine.batch",
