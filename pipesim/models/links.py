@@ -1,4 +1,4 @@
-"""Collectives over a ring, and which links the GPUs of a group have between them.
+"""Which GPUs of a cluster form the groups of a parallel model, what links they have, and how long a ring among them takes.
 
 Ranks are laid out as Megatron lays them out: tensor parallelism innermost, then data, then pipeline. GPU number
 ``(stage · d + replica) · t + rank``, so a tensor-parallel group lies side by side, a data-parallel group is t apart, and
@@ -7,60 +7,65 @@ two neighbouring stages are t·d apart.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from pipesim.cluster import Cluster, Device, Link
+from pipesim.collectives import Collective, collective_time
 from pipesim.models.devices import DeviceSpec
 from pipesim.models.parallelism import Parallelism
 
-__all__ = ["all_gather_time", "all_reduce_time", "gradient_link", "pipeline_cluster", "tensor_link"]
+__all__ = ["Group", "gradient_group", "pipeline_cluster", "ring_time", "tensor_group"]
 
 
-def all_reduce_time(members: int, size: float, link: Link) -> float:
-    """Seconds of a ring all-reduce: ``2(n − 1)·α + 2(n − 1)/n · S/β``.
+class Group(NamedTuple):
+    """GPUs that do a collective together.
+
+    Attributes:
+        members: n, how many.
+        nodes: k, in how many nodes they stand.
+        inside: Link of a GPU inside its node.
+        between: Link of a GPU to another node, None where there is only one.
+    """
+
+    members: int
+    nodes: int
+    inside: Link
+    between: Link | None
+
+
+def ring_time(kind: Collective, group: Group, size: float) -> float:
+    """Seconds of a collective by rings; see :func:`pipesim.collectives.collective_time`.
 
     Args:
-        members: n, GPUs in the ring.
-        size: S, bytes on each of them.
-        link: α and β of one hop.
+        kind: Such as ``"all_reduce"``.
+        group: Who takes part.
+        size: S, bytes of the whole tensor.
 
     Examples:
-        >>> round(all_reduce_time(8, 2**30, Link(0.0, 240e9)) * 1e3, 2)
+        >>> round(ring_time("all_reduce", Group(8, 1, Link(0.0, 240e9), None), 2**30) * 1e3, 2)
         7.83
     """
-    return 2 * all_gather_time(members, size, link)
+    return collective_time(kind, group.members, size, group.inside, group.between, nodes=group.nodes, algorithm="ring")
 
 
-def all_gather_time(members: int, size: float, link: Link) -> float:
-    """Seconds of a ring all-gather (or reduce-scatter) of *size* bytes in all: ``(n − 1)·α + (n − 1)/n · S/β``."""
-    return (members - 1) * link.time(size / members)
-
-
-def _group_link(cluster: Cluster, members: int, stride: int, inside: float, between: float) -> Link:
-    """One hop of the ring of GPUs that are *stride* apart.
-
-    Inside a node it is the GPU's own link. Across nodes a ring of k members per node goes out and in once per node, and
-    uses the network ports of k GPUs, because as many rings as fit share the node's ports.
-    """
+def _group(cluster: Cluster, members: int, stride: int, inside: float, between: float) -> Group:
+    """GPUs that are *stride* apart, the first of them the first of its node, with the part of both links that they reach."""
     node = cluster.devices_per_node
     if node is None or cluster.between is None or (members - 1) * stride < node:
-        return _scaled(cluster.inside, inside)
-    per_node = max(1, node // stride)
-    wide = replace(cluster.between, bandwidth=None if cluster.between.bandwidth is None else cluster.between.bandwidth * per_node * between)
-    slowest = min(_bandwidth(wide), _bandwidth(_scaled(cluster.inside, inside)) if per_node > 1 else math.inf)
-    return replace(wide, bandwidth=None if math.isinf(slowest) else slowest)
+        return Group(members, 1, _scaled(cluster.inside, inside), None)
+    nodes = min(members, -(-members * stride // node))
+    return Group(members, nodes, _scaled(cluster.inside, inside), _scaled(cluster.between, between))
 
 
-def tensor_link(device: DeviceSpec, parallel: Parallelism) -> Link:
-    """One hop of a tensor-parallel ring."""
-    return _group_link(device.cluster, parallel.tensor, 1, device.efficiency.inside, device.efficiency.between)
+def tensor_group(device: DeviceSpec, parallel: Parallelism) -> Group:
+    """The GPUs that share a layer."""
+    return _group(device.cluster, parallel.tensor, 1, device.efficiency.inside, device.efficiency.between)
 
 
-def gradient_link(device: DeviceSpec, parallel: Parallelism, replicas: int = 1) -> Link:
-    """One hop of the ring that reduces gradients: *data* pipelines, times the replicas of a stage inside one pipeline."""
-    members = parallel.data * replicas
-    return _group_link(device.cluster, members, parallel.tensor, device.efficiency.inside, device.efficiency.gradient)
+def gradient_group(device: DeviceSpec, parallel: Parallelism, replicas: int = 1) -> Group:
+    """The GPUs that reduce gradients together: *data* pipelines, times the replicas of a stage inside one pipeline."""
+    return _group(device.cluster, parallel.data * replicas, parallel.tensor, device.efficiency.inside, device.efficiency.gradient)
 
 
 def pipeline_cluster(device: DeviceSpec, parallel: Parallelism, *, memory: float | None = None) -> Cluster:
@@ -92,7 +97,3 @@ def pipeline_cluster(device: DeviceSpec, parallel: Parallelism, *, memory: float
 
 def _scaled(link: Link, part: float) -> Link:
     return link if link.bandwidth is None else replace(link, bandwidth=link.bandwidth * part)
-
-
-def _bandwidth(link: Link) -> float:
-    return math.inf if link.bandwidth is None else link.bandwidth

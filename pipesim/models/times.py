@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipesim.models.devices import DeviceSpec
 from pipesim.models.layers import Gemm, Work
-from pipesim.models.links import all_reduce_time, tensor_link
+from pipesim.models.links import ring_time, tensor_group
 from pipesim.models.parallelism import Parallelism
 from pipesim.models.spec import ModelSpec
 
@@ -78,7 +78,7 @@ def work_times(work: Work, device: DeviceSpec, model: ModelSpec, parallel: Paral
     collective = 0.0
     if work.collectives or work.collectives_backward:
         size = samples * model.sequence * model.hidden * parallel.element
-        collective = all_reduce_time(parallel.tensor, size, tensor_link(device, parallel))
+        collective = ring_time("all_reduce", tensor_group(device, parallel), size)
     return PassTimes(
         linear + attention + work.forward_bytes / bandwidth + overhead,
         linear + attention_backward + work.backward_bytes / bandwidth + overhead,

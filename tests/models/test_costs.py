@@ -13,7 +13,7 @@ import pytest
 from pipesim import CostModel, Kind, ScheduleError, generate, simulate
 from pipesim.models import ModelSpec, Parallelism, TransformerCosts, layer_activation, parameters, read_device, read_model
 from pipesim.models.layers import head_activation
-from pipesim.models.links import all_gather_time, all_reduce_time, gradient_link, tensor_link
+from pipesim.models.links import Group, gradient_group, ring_time, tensor_group
 
 A100 = read_device("a100-80g")
 GPT3 = read_model("gpt3-175b")
@@ -113,7 +113,7 @@ def test_smaller_last_microbatch() -> None:
 def test_tensor_parallel_collectives_by_formula() -> None:
     # per layer 2 all-reduces of 2bsh bytes in F and 2 in I; the embedding one in F, the output layer one in I
     found = costs().stage_times(8)
-    one = all_reduce_time(8, 2 * SBH, tensor_link(A100, Parallelism(tensor=8)))
+    one = ring_time("all_reduce", tensor_group(A100, Parallelism(tensor=8)), 2 * SBH)
     assert found.exposed[Kind.F] == pytest.approx([25 * one, *[24 * one] * 7])
     assert found.exposed[Kind.I] == pytest.approx([24 * one] * 7 + [25 * one])
     assert not found.exposed[Kind.W].any()
@@ -132,7 +132,7 @@ def test_C13_scatter_gather_over_tensor_parallel_ranks() -> None:
     assert set(whole.message_bytes(schedule)) == {16 * 2**20}
     assert set(split.message_bytes(schedule)) == {4 * 2**20}
     # and an all-gather of the same tensor on the receiver: of F not on stage 0, of B not on the last
-    gather = all_gather_time(4, 16 * 2**20, tensor_link(A100, Parallelism(tensor=4)))
+    gather = ring_time("all_gather", tensor_group(A100, Parallelism(tensor=4)), 16 * 2**20)
     difference = split.stage_times(8).forward - whole.stage_times(8).forward
     assert difference == pytest.approx([0, *[gather] * 7], abs=1e-12)
     difference = split.stage_times(8).backward - whole.stage_times(8).backward
@@ -158,12 +158,14 @@ def test_gradient_reduction_by_formula() -> None:
     schedule = generate("1f1b", 8, 8)
     count = parameters(GPT3, 8)
     size = 12 * count.layer * 4
-    link = gradient_link(A100, Parallelism(tensor=8, data=4))
-    assert link.bandwidth == pytest.approx(25e9 * A100.efficiency.gradient)  # one ring per port
+    peers = gradient_group(A100, Parallelism(tensor=8, data=4))
+    assert peers.nodes == 4  # one ring per port
+    assert peers.between is not None
+    assert peers.between.bandwidth == pytest.approx(25e9 * A100.efficiency.gradient)
     plain, sharded = (costs(data=4, zero=zero).update_times(schedule)["gradient reduction"][1] for zero in (0, 1))
-    assert plain == pytest.approx(all_reduce_time(4, size, link))
+    assert plain == pytest.approx(ring_time("all_reduce", peers, size))
     # gradients of 4 bytes scattered, weights of 2 gathered
-    assert sharded == pytest.approx(all_gather_time(4, size, link) + all_gather_time(4, size / 2, link))
+    assert sharded == pytest.approx(ring_time("reduce_scatter", peers, size) + ring_time("all_gather", peers, size / 2))
     assert costs(data=4, zero=3).update_times(schedule)["gradient reduction"][1] == 0
     assert costs(data=1).update_times(schedule)["gradient reduction"][1] == 0
 
@@ -172,7 +174,8 @@ def test_tied_embeddings_are_reduced_between_first_and_last() -> None:
     schedule = generate("1f1b", 8, 8)
     found = costs().update_times(schedule)["gradient reduction"]
     size = 51200 * 12288 / 8 * 4
-    assert found.tolist() == pytest.approx([all_reduce_time(2, size, costs().cluster().link(0, 7)), *[0] * 6, found[0]])
+    ends = Group(2, 1, costs().cluster().link(0, 7), None)
+    assert found.tolist() == pytest.approx([ring_time("all_reduce", ends, size), *[0] * 6, found[0]])
     # ZB-V has both on device 0, Llama has no tied embeddings
     assert not costs().update_times(generate("zb-v", 8, 16))["gradient reduction"].any()
     assert not costs(read_model("llama2-70b")).update_times(schedule)["gradient reduction"].any()
@@ -181,8 +184,8 @@ def test_tied_embeddings_are_reduced_between_first_and_last() -> None:
 def test_replicas_inside_a_pipeline_are_reduced_too() -> None:
     found = costs(read_model("llama2-70b")).update_times(generate("dualpipe", 8, 16))["gradient reduction"]
     count = parameters(read_model("llama2-70b"), 8)
-    link = gradient_link(A100, Parallelism(tensor=8), 2)
-    assert found[1] == pytest.approx(all_reduce_time(2, 10 * count.layer * 4, link))
+    peers = gradient_group(A100, Parallelism(tensor=8), 2)
+    assert found[1] == pytest.approx(ring_time("all_reduce", peers, 10 * count.layer * 4))
 
 
 def test_optimizer_step_is_bound_by_memory() -> None:
@@ -207,8 +210,8 @@ def test_step_overhead_counts_once_on_a_device() -> None:
 def test_zero_2_and_3_run_beside_the_ops() -> None:
     parallel = {"data": 4, "tensor": 8}
     none, two, three = (costs(zero=zero, **parallel).stage_times(8) for zero in (0, 2, 3))
-    link = gradient_link(A100, Parallelism(**parallel))
-    scatter, gather = (all_gather_time(4, 12 * parameters(GPT3, 8).layer * size, link) for size in (4, 2))
+    peers = gradient_group(A100, Parallelism(**parallel))
+    scatter, gather = (ring_time("all_gather", peers, 12 * parameters(GPT3, 8).layer * size) for size in (4, 2))
     assert scatter > none.weight_grad[1]  # at one sample a microbatch the network is slower than the GPU
     assert two.weight_grad[1] == pytest.approx(scatter)
     assert two.forward[1] == none.forward[1]

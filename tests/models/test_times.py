@@ -11,7 +11,7 @@ import pytest
 from pipesim import Cluster, Link
 from pipesim.models import DeviceSpec, Efficiency, ModelSpec, Parallelism, pipeline_cluster
 from pipesim.models.layers import Gemm, Work, layer_work
-from pipesim.models.links import all_gather_time, all_reduce_time, gradient_link, tensor_link
+from pipesim.models.links import Group, gradient_group, ring_time, tensor_group
 from pipesim.models.times import gemm_time, work_times
 
 # Round numbers: 100 FLOP/s, 10 byte/s; two GPUs a node
@@ -76,35 +76,43 @@ def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
     assert both_ways.attention == 2 * causal.attention
 
 
-def test_ring_formulas() -> None:
-    link = Link(latency=5.0, bandwidth=10.0)
-    assert all_reduce_time(4, 400, link) == 2 * 3 * 5 + 2 * 3 / 4 * 400 / 10
-    assert all_gather_time(4, 400, link) == 3 * 5 + 3 / 4 * 400 / 10
-    assert all_reduce_time(1, 400, link) == 0
-
-
 def test_a_measured_all_reduce(shared_data: Path) -> None:
     # nccl-tests on 8 A100, 1 GiB: the model's link figures are NCCL's own
     with (shared_data / "vtrain" / "a100_allreduce_8gpu.csv").open() as file:
         measured = {int(row["size(B)"]): float(row["time(ns)"]) * 1e-9 for row in csv.DictReader(file)}
-    assert all_reduce_time(8, 2**30, Cluster.load("dgx-a100").inside) == pytest.approx(measured[2**30], rel=0.05)
+    group = Group(8, 1, Cluster.load("dgx-a100").inside, None)
+    assert ring_time("all_reduce", group, 2**30) == pytest.approx(measured[2**30], rel=0.05)
 
 
 def test_a_group_inside_a_node_has_its_links() -> None:
-    assert tensor_link(DEVICE, Parallelism(tensor=2)) == Link(0.0, 100.0)
-    assert gradient_link(DEVICE, Parallelism(data=2)) == Link(0.0, 100.0)
+    assert tensor_group(DEVICE, Parallelism(tensor=2)) == Group(2, 1, Link(0.0, 100.0), None)
+    assert gradient_group(DEVICE, Parallelism(data=2)) == Group(2, 1, Link(0.0, 100.0), None)
+
+
+def test_a_group_across_nodes_has_both_links() -> None:
+    # 4 GPUs in 2 nodes; half of 8 byte/s is reached, and a quarter by gradients
+    assert tensor_group(DEVICE, Parallelism(tensor=4)) == Group(4, 2, Link(0.0, 100.0), Link(1.0, 4.0))
+    assert gradient_group(DEVICE, Parallelism(data=4)) == Group(4, 2, Link(0.0, 100.0), Link(1.0, 2.0))
+    # with t = 2 the peers of a GPU stand in nodes of their own
+    assert gradient_group(DEVICE, Parallelism(tensor=2, data=3)) == Group(3, 3, Link(0.0, 100.0), Link(1.0, 2.0))
+    # in nodes of 8, peers that are 4 apart: two in each of 3 nodes; replicas count as peers
+    node = replace(DEVICE, cluster=replace(CLUSTER, devices_per_node=8))
+    assert gradient_group(node, Parallelism(tensor=4, data=3), 2)[:2] == (6, 3)
+    # 3 apart, 0, 3 and 6 still stand in one node
+    assert gradient_group(node, Parallelism(tensor=3, data=3))[:2] == (3, 1)
 
 
 def test_a_ring_across_nodes_uses_the_ports_of_its_members_in_a_node() -> None:
-    # 4 GPUs in 2 nodes: the ring leaves each node once, over both ports of 8 byte/s, of which half is reached
-    assert tensor_link(DEVICE, Parallelism(tensor=4)) == Link(1.0, 8.0)
-    # data parallel over 2 nodes with t = 2: each of the two rings has one port; a quarter is reached
-    assert gradient_link(DEVICE, Parallelism(tensor=2, data=2)) == Link(1.0, 2.0)
+    # all-gather of 400 bytes among 4 GPUs in 2 nodes: of a chunk's 3 hops 2 are between nodes, at 1 s; 3/4 of the
+    # bytes leave a node over both of its ports of 4 byte/s
+    assert ring_time("all_gather", tensor_group(DEVICE, Parallelism(tensor=4)), 400) == 2 * 1 + 300 / 8
+    # data parallel over 2 nodes with t = 2: each of the two rings has one port of 2 byte/s, and one hop
+    assert ring_time("all_gather", gradient_group(DEVICE, Parallelism(tensor=2, data=2)), 400) == 1 + 200 / 2
     # and with t = 1 one ring has both
-    assert gradient_link(DEVICE, Parallelism(data=4)) == Link(1.0, 4.0)
+    assert ring_time("all_gather", gradient_group(DEVICE, Parallelism(data=4)), 400) == 2 * 1 + 300 / 4
     # no faster than the links inside
     slow = replace(DEVICE, cluster=replace(CLUSTER, inside=Link(0.0, 3.0)))
-    assert gradient_link(slow, Parallelism(data=4)) == Link(1.0, 3.0)
+    assert ring_time("all_gather", gradient_group(slow, Parallelism(data=4)), 400) == 2 * 1 + 300 / 3
 
 
 def test_neighbouring_stages_are_tensor_times_data_apart() -> None:
