@@ -15,7 +15,7 @@ from pipesim.models import read_device
 
 Floats = NDArray[np.float64]
 A100 = read_device("a100-80g")
-# all products at one rate, whatever their shape; what is between them, and what the scores move, at the memory's
+# all products at one rate, whatever their shape
 SIMPLE = A100.with_efficiency(gemm_size=0.0, attention=1.0)
 
 

@@ -50,7 +50,7 @@ _SAME = (
 _MARGIN = 0.08  # of the capacity; with less to spare a run is said to fit barely
 _BELIEF = (
     "How much to believe it: a roofline whose constants come from published runs of GPT on A100, where it is off by a few percent; of other devices\n"
-    "there are only data sheets. Ops cost no fixed time unless a calibration says so, which flatters schedules of many short ops. How far off: docs/models.md"
+    "there are only data sheets. Ops cost no fixed time unless a calibration says so, which flatters schedules of many short ops. How far off: docs/validation.md"
 )
 
 

@@ -36,7 +36,7 @@ class Efficiency:
         pipeline: Part of a link's bandwidth that messages between stages reach.
 
     Examples:
-        >>> Efficiency().gemm_rate(12288, 12288) < Efficiency().gemm
+        >>> Efficiency().gemm_rate(1024, 1024) < Efficiency().gemm_rate(12288, 12288) < Efficiency().gemm
         True
     """
 

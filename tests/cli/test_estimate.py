@@ -17,12 +17,13 @@ def test_which_schedule_fits_and_is_fastest(pipesim):
     assert lines[0] == "GPT-3 175B, 174.6 billion parameters, on 64 x A100 SXM 80 GB"
     assert "batch 64 of 2048 tokens, 64 microbatches of 1" in lines[1]
     table = [line.split()[:2] for line in lines[4:8]]
-    assert [name for name, _ in table] == ["v-min", "1f1b-recompute", "gpipe", "1f1b"]
+    # 1f1b and gpipe take equally long, and 1f1b holds less
+    assert [name for name, _ in table] == ["v-min", "1f1b-recompute", "1f1b", "gpipe"]
     assert [fits for _, fits in table] == ["barely", "yes", "no", "no"]
     assert "v-min is the fastest that fits." in lines
     assert "device 0, op 0F4 at" in run.stdout
     assert "What saves memory: --flash-attention, --recompute selective, --recompute full, --sequence-parallel." in run.stdout
-    assert "docs/models.md" in run.stdout
+    assert "docs/validation.md" in run.stdout
     # every figure of the table is defined
     for name in lines[3].split()[2:9]:
         assert f"\n  {name} " in run.stdout
