@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from simpy_engine import bare_simpy
 
-from pipesim import Cluster, Kind, Op, Schedule, Timeline, UniformCosts, generate, simulate, simulate_many
-from pipesim.engine import compiled
+from pipesim import Cluster, Kind, Op, Schedule, Timeline, UniformCosts, generate, jit, simulate, simulate_many
+from pipesim.engine import compiled, kernels
 from pipesim.engine.program import Program
 
 HOP = UniformCosts(forward=1, backward=2, latency=0.25)
@@ -76,7 +76,7 @@ def against_a_longest_path_pass(p: int, m: int) -> None:
             begin = process_time()
             longest_path(order, before, source, 0.25, program.durations, start, end)
             middle = process_time()
-            compiled.compiled("chain", columns, program.durations, zeros, ends, departed, slots, devices)
+            jit.call(kernels.chain, columns, program.durations, zeros, ends, departed, slots, devices)
             if repeat:  # the first compiles
                 bare.append(middle - begin)
                 loop.append(process_time() - middle)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim import jit, loops
 from pipesim.op import Kind
 from pipesim.schedule import Schedule, remembered
 
-__all__ = ["Messages", "dependency_edges", "first_updates", "messages"]
+__all__ = ["Messages", "Moves", "dependency_edges", "first_updates", "messages", "moves"]
 
 Rows = NDArray[np.int32]
 
@@ -146,6 +147,11 @@ def messages(schedule: Schedule) -> Messages:
 @remembered
 def _rows(schedule: Schedule) -> tuple[Rows, Rows]:
     """Rows of producers and consumers."""
+    if jit.is_loaded() and schedule.graph is None:
+        source, target = np.empty(len(schedule), np.int32), np.empty(len(schedule), np.int32)
+        columns = schedule.device, schedule.stage, schedule.kind, schedule.microbatch
+        count = jit.call(loops.messages, *columns, *schedule.placed, source, target)
+        return _frozen(source[:count], target[:count])
     edges = schedule.stage_edges
     pairs = _stage_edges(schedule, edges)
     if schedule.graph is None or len({a for a, _ in edges}) == len({b for _, b in edges}) == len(edges):
@@ -185,6 +191,53 @@ def _frozen(first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], ND
     first.setflags(write=False)
     second.setflags(write=False)
     return first, second
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The OFFLOAD and RELOAD ops of a schedule, in row order.
+
+    Attributes:
+        row: (moves,) their rows.
+        device: (moves,) the device that lists them.
+        partner: (moves,) the device that holds the activation meanwhile; -1 for the host.
+        out: (moves,) True for an OFFLOAD.
+        stage: (moves,) whose activation it is.
+        microbatch: (moves,)
+    """
+
+    row: NDArray[np.int64]
+    device: NDArray[np.int32]
+    partner: NDArray[np.int64]
+    out: NDArray[np.bool_]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+_NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+_NO_MOVES = Moves(_NO_ROWS, _NO_NUMBERS, _NO_ROWS, np.zeros(0, np.bool_), _NO_NUMBERS, _NO_NUMBERS)
+
+
+@remembered
+def moves(schedule: Schedule) -> Moves:
+    """Returns the moves of a checked schedule.
+
+    Examples:
+        >>> found = moves(Schedule.from_text("0F0 0OFFLOAD0 0RELOAD0 0B0"))
+        >>> found.out.tolist(), found.partner.tolist()
+        ([True, False], [-1, -1])
+    """
+    if not schedule.has(Kind.OFFLOAD, Kind.RELOAD):
+        return _NO_MOVES
+    out = schedule.kind == int(Kind.OFFLOAD)
+    row = np.flatnonzero(out | (schedule.kind == int(Kind.RELOAD)))
+    targets = [schedule.offload_to.get(device) for device in range(schedule.num_devices)]
+    partner = np.array([-1 if target is None else target for target in targets], dtype=np.int64)
+    device = schedule.device[row]
+    return Moves(row, device, partner[device], out[row], schedule.stage[row], schedule.microbatch[row])
 
 
 @remembered

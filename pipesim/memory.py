@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.costs.model import constant
-from pipesim.dataflow import messages
+from pipesim import jit, loops
+from pipesim.costs.model import all_zero, constant, repeated
+from pipesim.dataflow import Moves, messages, moves
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Slot
 from pipesim.schedule import remembered
@@ -40,11 +41,14 @@ __all__ = [
     "first_overflow",
     "memory_curve",
     "moves",
+    "peak_activation_bytes",
     "peak_categories",
     "peak_memory",
 ]
 
 Floats = NDArray[np.float64]
+
+_F, _B, _I, _W = int(Kind.F), int(Kind.B), int(Kind.I), int(Kind.W)  # NumPy reads a plain number several times as fast
 
 CATEGORIES = ("weights", "gradients", "optimizer", "weight versions", "activations", "communication")
 
@@ -77,14 +81,14 @@ class Footprint:
         if unknown:
             raise ScheduleError(f"the cost model has bytes of {', '.join(unknown)}; the categories of a stage are weights, gradients, optimizer")
         for category, values in stages.items():
-            if values.any():
+            if not all_zero(values):
                 static[category][:] = [values[list(owned)].sum() if owned else 0.0 for owned in schedule.device_stages]
-        if schedule.weights != "flush" and "weights" in stages and stages["weights"].any():
+        if schedule.weights != "flush" and "weights" in stages and not all_zero(stages["weights"]):
             for (device, stage), versions in schedule.staleness.num_versions.items():
                 static["weight versions"][device] += (versions - 1) * stages["weights"][stage]
         kept, freed, rebuilt = (np.asarray(values, dtype=np.float64) for values in activation)
         if constant(kept) is not None and constant(freed) is not None and constant(rebuilt) is not None:  # then there is no need for tables
-            freed = np.broadcast_to(np.minimum(freed.flat[0], kept.flat[0] + rebuilt.flat[0]), freed.shape)
+            freed = repeated(min(freed.item(0), kept.item(0) + rebuilt.item(0)), *freed.shape)
         else:
             freed = np.minimum(freed, kept + rebuilt)
         return cls(kept, freed, rebuilt, static, np.asarray(costs.message_bytes(schedule), dtype=np.float64))
@@ -100,10 +104,9 @@ def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, r
         rebuilt: The same.
     """
     kept, freed, rebuilt = (np.asarray(values, dtype=np.float64) for values in (kept, freed_by_input_grad, rebuilt))
-    counts = schedule.kind_counts
-    all_or_none = counts[Kind.B] + counts[Kind.I] in (0, counts[Kind.F])
-    if schedule.every_row_a_slot and all_or_none and constant(rebuilt) == 0 and constant(kept) is not None and constant(freed) is not None:
-        return _levels_by_kind(schedule, kept.flat[0], freed.flat[0])
+    by_kind = _levels_by_kind(schedule, kept, freed, rebuilt)
+    if by_kind is not None:
+        return by_kind[0][schedule.kind], by_kind[1][schedule.kind]
     shape = (schedule.num_stages, schedule.num_microbatches)
     kept, freed, rebuilt = (np.broadcast_to(values, shape) for values in (kept, freed, rebuilt))
     start, end = np.zeros(schedule.num_slots), np.zeros(schedule.num_slots)
@@ -123,70 +126,46 @@ def activation_levels(schedule: Schedule, kept: Any, freed_by_input_grad: Any, r
     return start, end
 
 
-def _levels_by_kind(schedule: Schedule, kept: float, freed: float) -> tuple[Floats, Floats]:
-    """The same where all activations are alike, nothing is recomputed, and all or none have a backward."""
+def _levels_by_kind(schedule: Schedule, kept: Floats, freed: Floats, rebuilt: Floats) -> tuple[Floats, Floats] | None:
+    """(kinds,) the same where all activations are alike, nothing is recomputed, and all or none have a backward; else None."""
+    counts, whole, part = schedule.kind_counts, constant(kept), constant(freed)
+    all_or_none = counts[Kind.B] + counts[Kind.I] in (0, counts[Kind.F])
+    if not (schedule.every_row_a_slot and all_or_none) or whole is None or part is None or constant(rebuilt) != 0:
+        return None
     start, end = np.zeros(len(Kind)), np.zeros(len(Kind))
-    start[Kind.F] = kept
-    end[[Kind.B, Kind.I, Kind.W]] = kept, freed, kept - freed
+    start[_F] = whole
+    end[_B], end[_I], end[_W] = whole, part, whole - part
     if not schedule.has_backward:
-        end[Kind.F] = kept
-    return start[schedule.kind], end[schedule.kind]
+        end[_F] = whole
+    return start, end
+
+
+def peak_activation_bytes(schedule: Schedule, kept: Any, freed_by_input_grad: Any, rebuilt: Any) -> Floats:
+    """(devices,) the highest level of :func:`activation_levels` on each device."""
+    if jit.is_loaded():
+        by_kind = _levels_by_kind(schedule, *(np.asarray(values, dtype=np.float64) for values in (kept, freed_by_input_grad, rebuilt)))
+        if by_kind is not None:
+            result = np.zeros(schedule.num_devices)
+            jit.call(loops.peaks_by_kind, schedule.kind, *by_kind, schedule.device_slots, result)
+            return result
+    return peak_levels(schedule, *activation_levels(schedule, kept, freed_by_input_grad, rebuilt))
 
 
 def peak_levels(schedule: Schedule, start: Floats, end: Floats) -> Floats:
     """(devices,) the highest level that changes at slots' starts and ends reach, each device from 0."""
+    result = np.zeros(schedule.num_devices)
+    if jit.is_loaded():
+        jit.call(loops.peaks, start, end, schedule.device_slots, result)
+        return result
     counts = np.diff(schedule.device_slots)
     if len(counts) and (counts == counts[0]).all():
         change, down = (start - end).reshape(len(counts), -1), end.reshape(len(counts), -1)
         return np.asarray((np.cumsum(change, axis=1) + down).max(axis=1, initial=0.0))  # after each start
-    result = np.zeros(schedule.num_devices)
     for device in range(schedule.num_devices):
         slots = slice(schedule.device_slots[device], schedule.device_slots[device + 1])
         level = np.cumsum(start[slots] - end[slots]) + end[slots]
         result[device] = level.max(initial=0.0)
     return result
-
-
-@dataclass(frozen=True, eq=False)
-class Moves:
-    """The OFFLOAD and RELOAD ops of a schedule, in row order.
-
-    Attributes:
-        row: (moves,) their rows.
-        device: (moves,) the device that lists them.
-        partner: (moves,) the device that holds the activation meanwhile; -1 for the host.
-        out: (moves,) True for an OFFLOAD.
-        stage: (moves,) whose activation it is.
-        microbatch: (moves,)
-    """
-
-    row: NDArray[np.int64]
-    device: NDArray[np.int32]
-    partner: NDArray[np.int64]
-    out: NDArray[np.bool_]
-    stage: NDArray[np.int32]
-    microbatch: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-@remembered
-def moves(schedule: Schedule) -> Moves:
-    """Returns the moves of a checked schedule.
-
-    Examples:
-        >>> from pipesim import Schedule
-        >>> found = moves(Schedule.from_text("0F0 0OFFLOAD0 0RELOAD0 0B0"))
-        >>> found.out.tolist(), found.partner.tolist()
-        ([True, False], [-1, -1])
-    """
-    out = schedule.kind == int(Kind.OFFLOAD)
-    row = np.flatnonzero(out | (schedule.kind == int(Kind.RELOAD))) if schedule.has(Kind.OFFLOAD, Kind.RELOAD) else np.zeros(0, np.int64)
-    targets = [schedule.offload_to.get(device) for device in range(schedule.num_devices)]
-    partner = np.array([-1 if target is None else target for target in targets], dtype=np.int64)
-    device = schedule.device[row]
-    return Moves(row, device, partner[device], out[row], schedule.stage[row], schedule.microbatch[row])
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +258,7 @@ def _events(timeline: Timeline, device: int) -> _Events:
     # lane: start and end of each slot in turn, step after step
     times = np.stack([timeline.start[:, slots], timeline.end[:, slots]], axis=2).ravel()
     change = np.tile(np.stack([up[slots], -down[slots]], axis=1).ravel(), timeline.steps)
-    if not (footprint.message.any() or timeline.offload_start.size):
+    if all_zero(footprint.message) and not timeline.offload_start.size:
         return _Events(times, change, np.full(len(times), True), np.tile(np.repeat(slots, 2), timeline.steps))
     # per moment: (times, change, is it an activation's, slot)
     parts: dict[int, list[tuple[Floats, Floats, bool, Any]]] = {_RELEASE: [], _LANE: [], _TAKE: []}
@@ -362,17 +341,33 @@ def peak_categories(timeline: Timeline) -> list[dict[str, float]]:
 def _peaks(timeline: Timeline) -> tuple[Floats, Floats]:
     """(devices,) the highest totals, and (devices, categories) what they consist of."""
     schedule, footprint = timeline.schedule, timeline.footprint
-    if footprint.message.any() or timeline.offload_start.size:
+    size, messages_take_room = constant(footprint.message), not all_zero(footprint.message)
+    if messages_take_room and jit.is_loaded() and not timeline.offload_start.size:
+        totals, table = np.zeros(schedule.num_devices), _always(timeline)
+        times = tuple(np.ascontiguousarray(column) for column in (timeline.start, timeline.end, timeline.sent, timeline.departed, timeline.arrived))
+        messages_of = schedule.device_slots, timeline.messages.target_slot, *_messages_by_device(schedule)
+        sizes = np.ascontiguousarray(footprint.message) if size is None else np.full(1, size)
+        jit.call(loops.memory_peaks, times, *timeline._activation_changes, sizes, int(size is None), *messages_of, table, totals)
+        return totals, table
+    if messages_take_room or timeline.offload_start.size:
         totals, table = np.zeros(schedule.num_devices), np.zeros((schedule.num_devices, len(CATEGORIES)))
         for device in range(schedule.num_devices):  # one curve at a time: all of them may be gigabytes
             curve = memory_curve(timeline, device)
             totals[device], table[device] = curve.peak, list(curve.peak_categories.values())
         return totals, table
     # then nothing depends on time, and the stream order alone says it
-    level = peak_levels(schedule, *timeline._activation_changes)
-    nothing = np.zeros(schedule.num_devices)
-    columns = [level if category == "activations" else footprint.static.get(category, nothing) for category in CATEGORIES]
-    return np.asarray(np.sum(list(footprint.static.values()), axis=0) + level), np.stack(columns, axis=1)
+    level = peak_activation_bytes(schedule, footprint.kept, footprint.freed_by_input_grad, footprint.rebuilt)
+    table = _always(timeline)
+    table[:, CATEGORIES.index("activations")] += level
+    return table.sum(axis=1), table
+
+
+def _always(timeline: Timeline) -> Floats:
+    """(devices, categories) what is there all the time."""
+    table = np.zeros((timeline.schedule.num_devices, len(CATEGORIES)))
+    for category, values in timeline.footprint.static.items():
+        table[:, CATEGORIES.index(category)] = values
+    return table
 
 
 def first_overflow(timeline: Timeline, device: int) -> Overflow | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pipesim import jit, loops
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Op, Pair, Slot, parse_op
 
@@ -23,7 +24,9 @@ __all__ = ["WEIGHT_POLICIES", "Schedule", "WeightPolicy", "distinct", "remembere
 WeightPolicy = Literal["flush", "stash", "vertical", "double_buffer", "latest", "predict"]
 WEIGHT_POLICIES: tuple[str, ...] = get_args(WeightPolicy)
 
-_LAST_COMPUTE = int(Kind.U)
+_LAST_COMPUTE, _LAST_KIND = int(Kind.U), int(max(Kind))
+_TABLED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)  # of which there is one per stage and microbatch, at most
+_NOT_JOINED = np.asarray(False)
 _LARGEST = 10**9 - 1  # nine digits, as in the text form; within int32
 
 
@@ -131,23 +134,23 @@ class Schedule:
             >>> str(Schedule.from_columns([(0, [Kind.F, Kind.B], 0)])).splitlines()[-1]
             'device 0 | 0F0 0B0'
         """
-        columns: list[list[NDArray[Any]]] = [[], [], [], []]
+        columns: list[list[NDArray[Any]]] = []
         lengths: list[int] = []
         for number, rows in enumerate(devices):
-            if len(rows) == 3:
-                rows = (*rows, False)
             arrays = [np.asarray(column) for column in rows]
-            length = max((array.size for array in arrays if array.ndim), default=1)
-            for column, array in zip(columns, arrays, strict=True):
-                if array.ndim and array.size != length:
-                    sizes = [a.size for a in arrays]
-                    raise ScheduleError(f"device {number}: stage, kind, microbatch and joined have lengths {sizes}; they must agree")
-                column.append(array)
-            lengths.append(length)
-        stage = _column("stage", columns[0], lengths, np.int32, 0, _LARGEST)
-        kind = _column("kind", columns[1], lengths, np.int8, 0, int(max(Kind)))
-        microbatch = _column("microbatch", columns[2], lengths, np.int32, -1, _LARGEST)
-        joined = _column("joined", columns[3], lengths, np.bool_, 0, 1)
+            sizes = {array.size for array in arrays if array.ndim}
+            if len(sizes) > 1:
+                each = [array.size for array in arrays] + [1] * (4 - len(arrays))
+                raise ScheduleError(f"device {number}: stage, kind, microbatch and joined have lengths {each}; they must agree")
+            columns.append(arrays)
+            lengths.append(sizes.pop() if sizes else 1)
+        stage = _column("stage", [arrays[0] for arrays in columns], lengths, np.int32, 0, _LARGEST)
+        kind = _column("kind", [arrays[1] for arrays in columns], lengths, np.int8, 0, _LAST_KIND)
+        microbatch = _column("microbatch", [arrays[2] for arrays in columns], lengths, np.int32, -1, _LARGEST)
+        if all(len(arrays) == 3 for arrays in columns):
+            joined = np.zeros(len(stage), np.bool_)
+        else:
+            joined = _column("joined", [arrays[3] if len(arrays) > 3 else _NOT_JOINED for arrays in columns], lengths, np.bool_, 0, 1)
         device = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         return cls(name, len(lengths), device, stage, kind, microbatch, joined, _edges(graph), weights, dict(offload_to or {}))
 
@@ -293,22 +296,34 @@ class Schedule:
     def num_stages(self) -> int:
         """Stages, counted from the highest stage that is listed or named by the stage graph."""
         named = max((max(edge) for edge in self.graph), default=-1) if self.graph else -1
-        return max(int(self.stage.max(initial=-1)), named) + 1
+        return max(self._survey[1], named) + 1
 
-    @cached_property
+    @property
     def num_microbatches(self) -> int:
         """Microbatches in all, counted from the highest that a forward or backward carries."""
-        return int(np.where(self.kind <= int(Kind.R), self.microbatch, -1).max(initial=-1)) + 1
+        return self._survey[2] + 1
 
     @cached_property
+    def _survey(self) -> tuple[list[int], int, int, bool, NDArray[np.int64]]:
+        """Rows per kind, the highest stage and microbatch (-1 for none), whether there are pairs, and the bounds of devices."""
+        if jit.is_loaded():
+            counts, bounds = np.zeros(_LAST_KIND + 1, np.int64), np.zeros(self.num_devices + 1, np.int64)
+            highest, last, pairs = jit.call(loops.survey, *self._columns, counts, bounds)
+            return counts.tolist(), int(highest), int(last), bool(pairs), bounds
+        counts = np.bincount(self.kind, minlength=len(Kind))
+        highest = np.where(self.kind <= int(Kind.R), self.microbatch, -1).max(initial=-1)
+        bounds = np.searchsorted(self.device, np.arange(self.num_devices + 1, dtype=np.int32))  # int64 would copy the column
+        return counts.tolist(), int(self.stage.max(initial=-1)), int(highest), bool(self.joined.any()), bounds
+
+    @property
     def device_rows(self) -> NDArray[np.int64]:
         """(devices + 1,) bounds: the rows of device d are ``device_rows[d]:device_rows[d + 1]``."""
-        return np.searchsorted(self.device, np.arange(self.num_devices + 1, dtype=np.int32))  # int64 would copy the column
+        return self._survey[4]
 
     @cached_property
     def every_row_a_slot(self) -> bool:
         """Whether there is nothing but compute ops and no pair, so that rows and slots have the same numbers."""
-        return not self.joined.any() and int(self.kind.max(initial=0)) <= _LAST_COMPUTE
+        return not self._survey[3] and not any(self.kind_counts[_LAST_COMPUTE + 1 :])
 
     @cached_property
     def slot_row(self) -> NDArray[np.int64]:
@@ -340,6 +355,11 @@ class Schedule:
         return self.device_rows if self.every_row_a_slot else np.searchsorted(self.slot_device, np.arange(self.num_devices + 1, dtype=np.int32))
 
     @cached_property
+    def used_devices(self) -> NDArray[np.int64]:
+        """Devices that have any slot."""
+        return (self.device_slots[1:] > self.device_slots[:-1]).nonzero()[0]
+
+    @cached_property
     def slot_second_row(self) -> NDArray[np.int64]:
         """(slots,) the row of the second half of a pair, or -1."""
         if self.every_row_a_slot:
@@ -360,17 +380,24 @@ class Schedule:
 
     @cached_property
     def _tables(self) -> dict[Kind, NDArray[np.int32]]:
-        shape = (self.num_stages, self.num_microbatches)
-        tables = {}
-        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
-            if not self.has(kind):  # a view of one -1, for kinds that this schedule lacks
-                tables[kind] = np.broadcast_to(np.int32(-1), shape)
-                continue
-            rows = np.flatnonzero(self.kind == int(kind))
-            table = np.full(shape, -1, dtype=np.int32)
+        table_of, tables = self.placed
+        nothing = np.broadcast_to(np.int32(-1), tables.shape[1:])  # a view of one -1, for kinds that this schedule lacks
+        return {kind: nothing if table_of[kind] < 0 else tables[table_of[kind]] for kind in _TABLED}
+
+    @cached_property
+    def placed(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Where each op is: (kinds,) which table is a kind's, -1 for none; and (tables, stages, microbatches) rows, -1 for none."""
+        present = [int(kind) for kind in _TABLED if self.kind_counts[kind]]
+        table_of = np.array([present.index(kind) if kind in present else -1 for kind in range(_LAST_KIND + 1)])
+        tables = np.empty((len(present), self.num_stages, self.num_microbatches), np.int32)
+        tables[...] = -1
+        if jit.is_loaded():
+            jit.call(loops.place, self.stage, self.kind, self.microbatch, table_of, tables)
+            return table_of, tables
+        for kind, table in zip(present, tables, strict=True):
+            rows = np.flatnonzero(self.kind == kind)
             table[self.stage[rows], self.microbatch[rows]] = rows
-            tables[kind] = table
-        return tables
+        return table_of, tables
 
     @cached_property
     def backward_rows(self) -> NDArray[np.int32]:
@@ -390,9 +417,15 @@ class Schedule:
     def placement(self) -> dict[int, tuple[int, ...]]:
         """Stage to the devices that list it, more than one where it has replicas."""
         devices = max(1, self.num_devices)
-        pairs = distinct(self.stage.astype(np.int64) * devices + self.device)
+        if jit.is_loaded() and self.num_stages <= len(self) and self.num_stages * devices <= 4 * len(self) + 1000:
+            listed = np.zeros((self.num_stages, devices), np.bool_)
+            jit.call(loops.homes, self.device, self.stage, listed)
+            pairs = listed.reshape(-1).nonzero()[0]
+        else:
+            pairs = distinct(self.stage.astype(np.int64) * devices + self.device)
         result: dict[int, tuple[int, ...]] = {}
-        for stage, device in zip((pairs // devices).tolist(), (pairs % devices).tolist(), strict=True):
+        for pair in pairs.tolist():
+            stage, device = divmod(pair, devices)
             result[stage] = (*result.get(stage, ()), device)
         return result
 
@@ -423,10 +456,10 @@ class Schedule:
                 return True
         return False
 
-    @cached_property
+    @property
     def kind_counts(self) -> list[int]:
         """How many rows are of each kind, the value of a :class:`Kind` being its place."""
-        return [int(count) for count in np.bincount(self.kind, minlength=len(Kind))]
+        return self._survey[0]
 
     # -- checking and changing -------------------------------------------------------------------------------------
 
@@ -541,21 +574,27 @@ def _row(op: Any, joined: bool) -> tuple[int, int, int, bool]:
 
 def _column(name: str, parts: list[NDArray[Any]], lengths: list[int], dtype: type[np.generic], lowest: int, highest: int) -> NDArray[Any]:
     """Joins the parts of one column, of which a scalar fills its length; a float or a number out of range would be bent to fit."""
-    column: NDArray[Any] = np.empty(sum(lengths), dtype)
-    bounds = [0]  # of what does not fit the type anyway
-    end = 0
-    for part, length in zip(parts, lengths, strict=True):
-        begin, end = end, end + length
-        if not length:  # an empty list has no type worth minding
-            continue
-        if part.dtype.kind not in "iub":
-            raise ScheduleError(f"{name} must hold whole numbers, got an array of {part.dtype}")
-        if part.ndim == 0:
-            bounds.append(int(part))
-        elif not np.can_cast(part.dtype, dtype):
-            bounds += [int(part.min()), int(part.max())]
-        column[begin:end] = part
-    if end and lowest <= min(bounds) <= max(bounds) <= highest:  # so everything has fitted
+    if 0 in lengths:  # an empty list has no type worth minding
+        parts = [part for part, length in zip(parts, lengths, strict=True) if length]
+        lengths = [length for length in lengths if length]
+    types = {part.dtype for part in parts}
+    for given in types:
+        if given.kind not in "iub":
+            raise ScheduleError(f"{name} must hold whole numbers, got an array of {given}")
+    arrays = sum(part.ndim for part in parts)
+    if arrays == len(parts) and types == {np.dtype(dtype)}:
+        column, bounds = np.concatenate(parts), [0]
+    else:
+        column, bounds = np.zeros(0, dtype), [0]
+        bounds += [int(part) for part in parts if not part.ndim]
+        bounds += [int(bound) for part in parts if part.ndim and not np.can_cast(part.dtype, dtype) for bound in (part.min(), part.max())]
+        if parts and lowest <= min(bounds) <= max(bounds) <= highest:  # so everything fits
+            if not arrays:
+                return np.repeat(np.array(parts, dtype), lengths)
+            column = np.concatenate(
+                [part.astype(dtype) if part.ndim else np.full(length, part, dtype) for part, length in zip(parts, lengths, strict=True)]
+            )
+    if len(column):
         bounds += [int(column.min()), int(column.max())]
     if not lowest <= min(bounds) <= max(bounds) <= highest:
         raise ScheduleError(f"{name} must lie within {lowest}..{highest}, got values from {min(bounds)} to {max(bounds)}")

@@ -13,6 +13,8 @@ from pipesim.schedule import Schedule
 
 __all__ = ["alternating", "eager_1f1b", "one_f_one_b"]
 
+_F, _B = int(Kind.F), int(Kind.B)  # NumPy reads a plain number three times as fast
+
 
 def one_f_one_b(devices: int, microbatches: int, *, policy: Literal["A", "B"] = "A", max_in_flight: int | None = None) -> Schedule:
     """Runs a few forwards to fill the pipeline, then one forward, one backward in turn, then drains.
@@ -67,14 +69,17 @@ def eager_1f1b(devices: int, microbatches: int, *, max_in_flight: int | None = N
 def alternating(microbatches: int, first: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
     """Columns (kind, microbatch) of: *first* forwards, then B, F, B, F, ... until both are used up.
 
-    The forward of microbatch k >= first stands right after the backward of microbatch k - first, which is all the
-    arithmetic there is.
+    ::
+
+        0 .. first       first .. 2m - first in turn       2m - first .. 2m       positions, m microbatches
+        F0 F1 F2 ...     B0 F(first) B1 F(first + 1) ...   ... B(m - 2) B(m - 1)
     """
+    first = min(first, microbatches)
+    last = 2 * microbatches - first
     k = np.arange(microbatches, dtype=np.int32)
-    kind = np.empty(2 * microbatches, np.int8)
-    microbatch = np.empty(2 * microbatches, np.int32)
-    forward_at = np.where(k < first, k, 2 * k - first + 1)
-    backward_at = np.minimum(first + 2 * k, microbatches + k)
-    kind[forward_at], microbatch[forward_at] = Kind.F, k
-    kind[backward_at], microbatch[backward_at] = Kind.B, k
+    kind, microbatch = np.empty(2 * microbatches, np.int8), np.empty(2 * microbatches, np.int32)
+    kind[...] = _B
+    kind[:first] = kind[first + 1 : last : 2] = _F
+    microbatch[:first], microbatch[first + 1 : last : 2] = k[:first], k[first:]
+    microbatch[first:last:2], microbatch[last:] = k[: microbatches - first], k[microbatches - first :]
     return kind, microbatch

@@ -1,18 +1,10 @@
 """The compiled engine: the same runs as the SimPy engine, to the bit, a hundred times as fast. It needs numba (``pipesim[fast]``).
 
-numba is imported in this file alone, and only when a run asks for it. Each loop is compiled at its first use on a machine
-and then kept on disk, beside the package, or where that is read-only in the user's cache folder; ``NUMBA_CACHE_DIR`` names
-another place.
+Its loops are in :mod:`pipesim.engine.kernels` and :mod:`pipesim.engine.contention`; :mod:`pipesim.jit` compiles them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,25 +15,28 @@ from pipesim.engine import contention, kernels
 from pipesim.engine.deadlock import explain
 from pipesim.engine.program import Program, Times, reductions, transfer_slots
 from pipesim.errors import ScheduleError
+from pipesim.jit import call, installed, is_loaded
 from pipesim.memory import moves
 from pipesim.op import Kind
 from pipesim.schedule import Schedule, remembered
 
-__all__ = ["columns", "compiled", "installed", "is_loaded", "refuse_uncovered", "run", "run_many", "structure", "uncovered"]
+__all__ = ["columns", "installed", "is_loaded", "refuse_uncovered", "run", "run_many", "structure", "uncovered"]
 
 _MOST = 2**31 - 1  # what int32 columns can number
-
-
-def installed() -> bool:
-    """Whether numba is there, without importing it."""
-    return importlib.util.find_spec("numba") is not None
 
 
 def uncovered(program: Program) -> str | None:
     """What of this run the compiled engine does not cover, in words, or None. This is the whole list.
 
+    * Listed SEND and RECV ops, communication other than eager and overlapped (:class:`pipesim.communication.Communication`),
+      and collectives that take time or meet (:attr:`Program.beyond_plain`).
+    * Links that transfers share (a cluster's sharing).
     * Steps of 2³¹ slots or transfers and more, which its columns cannot number.
     """
+    if program.beyond_plain is not None:
+        return program.beyond_plain
+    if program.cluster.network is not None:
+        return f"links that transfers share (sharing = {program.cluster.sharing!r})"
     if max(program.schedule.num_slots, len(program.source_slot)) > _MOST:
         return f"a step of more than {_MOST} slots or transfers"
     return None
@@ -54,72 +49,6 @@ def refuse_uncovered(program: Program) -> None:
     reason = uncovered(program)
     if reason is not None:
         raise ScheduleError(f"engine='compiled' does not cover {reason}; take engine='simpy'")
-
-
-# -- numba ---------------------------------------------------------------------------------------------------------------
-
-_LOOPS = {function.__name__: function for function in (kernels.chain, kernels.many, contention.events)}
-
-
-def is_loaded() -> bool:
-    """Whether this process has a compiled loop, so that using it costs nothing more."""
-    return _loop.cache_info().currsize > 0
-
-
-def compiled(name: str, *arguments: Any) -> Any:
-    """Calls a loop by its name; compiles it, or loads it from disk, the first time."""
-    loop = _loop(name)
-    if not loop.overloads:
-        _compile(loop, arguments)
-    return loop(*arguments)
-
-
-@functools.cache
-def _loop(name: str) -> Any:
-    import numba
-
-    function = _LOOPS[name]
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # numba has tried NUMBA_CACHE_DIR, the package's folder and the user's cache folder
-        _say_once("pipesim finds no folder to keep compiled code in, so every process compiles it again; set NUMBA_CACHE_DIR to one")
-        return numba.njit(function, **options)
-
-
-def _compile(loop: Any, arguments: tuple[Any, ...]) -> None:
-    """Compiles for these types of arguments; of several processes that come here together, one compiles and the others load."""
-    import numba
-    from numba.core import event
-
-    class Notice(event.Listener):  # type: ignore[misc]
-        def on_start(self, event: Any) -> None:
-            _say_once("pipesim compiles its fast engine, once per installation; this takes some seconds")
-
-        def on_end(self, event: Any) -> None:
-            pass
-
-    types = tuple(numba.typeof(argument) for argument in arguments)
-    with _one_process(loop.stats.cache_path), event.install_listener("numba:compile", Notice()):
-        loop.compile(types)
-
-
-@contextlib.contextmanager
-def _one_process(folder: str | None) -> Iterator[None]:
-    """Holds a lock file in the folder of the compiled code, where there is one and the system has such locks."""
-    if folder is None or importlib.util.find_spec("fcntl") is None:
-        yield
-        return
-    import fcntl
-
-    with Path(folder, "pipesim.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------------
@@ -135,8 +64,9 @@ def columns(program: Program) -> kernels.Columns:
         gate[: len(gates)] = np.where(gates >= 0, gates, gate[: len(gates)])
     transfer, latency, queues = program.transfer, program.latency, 0
     queue: NDArray[Any] = _NONE
-    if program.queued.any():
-        queue = program.link if program.queued.all() else np.where(program.queued, program.link, -1)
+    queued = constant(program.queued)
+    if queued or (queued is None and program.queued.any()):
+        queue = program.link if queued else np.where(program.queued, program.link, -1)
         queues = int(queue.max()) + 1
     if fixed.transfer is not None:  # an edge of a reduction takes no time
         queue = np.append(queue, -1)[fixed.transfer] if queues else queue
@@ -145,8 +75,8 @@ def columns(program: Program) -> kernels.Columns:
     return kernels.Columns(
         *(fixed.low, gate, fixed.high, len(program.used_devices) if program.barrier else 0),
         *(fixed.owner, fixed.indegree, fixed.first, fixed.target, _ints(queue)),
-        _floats(transfer) if lone_transfer is None else np.full(1, lone_transfer),
-        _floats(latency) if lone_latency is None else np.full(1, lone_latency),
+        _floats(transfer) if lone_transfer is None else np.array([lone_transfer]),
+        _floats(latency) if lone_latency is None else np.array([lone_latency]),
         *(int(lone_transfer is None), int(lone_latency is None), queues),
     )
 
@@ -173,14 +103,13 @@ class Structure(NamedTuple):
 @remembered
 def structure(schedule: Schedule) -> Structure:
     """Returns the columns that follow from the schedule alone."""
-    bounds, used = schedule.device_slots, np.flatnonzero(np.diff(schedule.device_slots))
+    bounds, used = schedule.device_slots, schedule.used_devices
     low, high = bounds[used], bounds[used + 1]
     owner: NDArray[Any] = schedule.slot_device
     if len(used) < schedule.num_devices:
         owner = np.searchsorted(used, owner)
     source, target = transfer_slots(schedule)
     transfer = None
-    into, out_of = _reduction_edges(schedule)
     meetings = len(reductions(schedule))
     slots = schedule.num_slots + meetings
     if meetings:
@@ -188,14 +117,18 @@ def structure(schedule: Schedule) -> Structure:
         low, high = np.concatenate([low, extra]), np.concatenate([high, extra + 1])
         owner = np.concatenate([owner, len(used) + np.arange(meetings)])
     if meetings or len(moves(schedule)):  # messages alone are in order
+        into, out_of = _reduction_edges(schedule)
         transfer = np.concatenate([np.arange(len(source)), np.full(len(into) + len(out_of), -1)])
         source, target = np.concatenate([source, into[:, 0], out_of[:, 0]]), np.concatenate([target, into[:, 1], out_of[:, 1]])
         order = np.argsort(source, kind="stable")
         source, target, transfer = source[order], target[order], transfer[order]
-    first = np.zeros(slots + 1, np.int32)
-    np.cumsum(np.bincount(source, minlength=slots), out=first[1:])
-    indegree = np.bincount(target[target >= 0] if len(moves(schedule)) else target, minlength=slots)
-    return Structure(_ints(low), _ints(high), _ints(owner), _ints(indegree), first, _ints(target), transfer)
+    first, indegree = np.zeros(slots + 1, np.int32), np.zeros(slots, np.int32)
+    if is_loaded():
+        call(kernels.degrees, source, target, first, indegree)
+    else:
+        np.cumsum(np.bincount(source, minlength=slots), out=first[1:])
+        indegree[:] = np.bincount(target[target >= 0], minlength=slots)
+    return Structure(_ints(low), _ints(high), _ints(owner), indegree, first, _ints(target), transfer)
 
 
 def _reduction_edges(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -252,12 +185,12 @@ def run(program: Program) -> Times:
     if has_shared_queues(program):
         departed = np.empty((steps, len(c.target)))
         at_step = np.empty(len(c.low), np.int32)
-        compiled("events", c, shared(program), durations, start, end, departed, at, at_step)
+        call(contention.events, c, shared(program), durations, start, end, departed, at, at_step)
         if (at_step < steps).any():
             _explain(program, at, at_step)
     else:
         departed = np.empty((steps, len(c.target)) if c.queues else (0, 0))
-        finished, _ = compiled("chain", c, durations, start, end, departed, np.empty(slots, np.int32), at)
+        finished, _ = call(kernels.chain, c, durations, start, end, departed, np.empty(slots, np.int32), at)
         if finished < steps:
             _stuck(program, c, durations, at)
     if slots > real:
@@ -284,7 +217,7 @@ def run_many(program: Program, durations: NDArray[np.float64], found: kernels.Fi
     order, at = np.empty(slots, np.int32), np.empty(len(c.low), np.int32)
     times = np.zeros((1, slots)), np.empty((1, slots)), np.empty((1, len(c.target)) if c.queues else (0, 0))
     first = _with_reductions(durations[0], slots)
-    finished, before_barrier = compiled("chain", c, first, *times, order, at)
+    finished, before_barrier = call(kernels.chain, c, first, *times, order, at)
     if not finished:
         _stuck(program, c, first, at)
     runs = len(durations)
@@ -295,7 +228,7 @@ def run_many(program: Program, durations: NDArray[np.float64], found: kernels.Fi
             column = getattr(found, name)
             column[:] = getattr(more, name)[: len(column)]
         return
-    compiled("many", c, order, before_barrier, _floats(durations), _ints(program.used_devices), found)
+    call(kernels.many, c, order, before_barrier, _floats(durations), _ints(program.used_devices), found)
 
 
 def _stuck(program: Program, c: kernels.Columns, durations: NDArray[np.float64], at: NDArray[np.int32]) -> NoReturn:
@@ -312,7 +245,7 @@ def _stuck(program: Program, c: kernels.Columns, durations: NDArray[np.float64],
             limit = np.where(goes_on, c.gate, c.low).astype(np.int32)
             here = np.empty_like(at)
             times = np.zeros((1, slots)), np.empty((1, slots)), np.empty((1, len(c.target)) if c.queues else (0, 0))
-            compiled("chain", c._replace(gate=limit, high=limit, meeting=0), durations, *times, np.empty(slots, np.int32), here)
+            call(kernels.chain, c._replace(gate=limit, high=limit, meeting=0), durations, *times, np.empty(slots, np.int32), here)
             at = np.where(goes_on, here, at)
         passed = not c.meeting
     _explain(program, at, step)

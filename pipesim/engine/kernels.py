@@ -1,8 +1,9 @@
-"""The loops of the compiled engine: plain Python over arrays, which :mod:`pipesim.engine.compiled` gives to numba.
+"""The loops of the compiled engine: plain Python over arrays, which :mod:`pipesim.jit` gives to numba.
 
     chain    one run whose queues have one sender each: a queue's order is then that of the sender's stream, so ops may be
              taken in any order in which inputs come first; it goes depth first, each device for as long as it can go on
     many     the same for many vectors of durations at once; the order of the ops is the same for all
+    degrees  how many edges leave each slot, and come in
     events   one run whose queues several devices share: who is first depends on time, so it goes in the order of time
 
 The sums are those of the meaning, in its order: start = max(...), end = start + duration, and
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Columns", "Figures", "chain", "many"]
+__all__ = ["BLOCK", "Columns", "Figures", "chain", "degrees", "many"]
 
 BLOCK = 8  # runs that `many` takes at once: a cache line of float64
 
@@ -92,6 +93,23 @@ class Figures(NamedTuple):
         times = (runs, slots) if keep_times else (0, 0)
         first_start, last_end, busy = (np.zeros((runs, devices)) for _ in range(3))
         return cls(first_start, last_end, busy, watched, np.empty((runs, len(watched))), np.empty(times), np.empty(times))
+
+
+def degrees(source: NDArray[np.int64], target: NDArray[np.int64], first: Ints, indegree: Ints) -> None:
+    """Counts the edges of each slot.
+
+    Args:
+        source: (edges,) ascending.
+        target: (edges,) -1 for none.
+        first: (slots + 1,) zeros; filled with bounds: the edges that leave slot i are ``first[i]:first[i + 1]``.
+        indegree: (slots,) zeros; filled with edges that come in.
+    """
+    for edge in range(len(source)):
+        first[source[edge] + 1] += 1
+        if target[edge] >= 0:
+            indegree[target[edge]] += 1
+    for slot in range(len(indegree)):
+        first[slot + 1] += first[slot]
 
 
 def chain(c: Columns, durations: Floats, start: Floats, end: Floats, departed: Floats, order: Ints, at: Ints) -> tuple[int, int]:
