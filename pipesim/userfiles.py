@@ -5,11 +5,21 @@ from __future__ import annotations
 import tomllib
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from pipesim.errors import ScheduleError, did_you_mean
 
-__all__ = ["CalibrationFile", "ClusterFile", "DeviceFile", "LayerProfileFile", "ModelFile", "StageTimesFile", "parse_toml"]
+__all__ = [
+    "CalibrationFile",
+    "ClusterFile",
+    "CurveFile",
+    "DeviceFile",
+    "LayerProfileFile",
+    "ModelFile",
+    "StageCalibrationFile",
+    "StageTimesFile",
+    "parse_toml",
+]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
@@ -53,18 +63,89 @@ class DevicesEntry(DeviceEntry):
     numbers: list[Index]
 
 
+class NodeEntry(_File):
+    """What GPUs of a node share: ``nics = 8``, ``nic_bandwidth = "25 GB/s"``; see ``pipesim.network.Node``."""
+
+    nics: Count | None = None
+    nic_bandwidth: Quantity | None = None
+    port_bandwidth: Quantity | None = None
+    bus_bandwidth: Quantity | None = None
+    pcie_switches: Count | None = None
+    pcie_bandwidth: Quantity | None = None
+    half_duplex: tuple[str, ...] | None = None
+    speed: Positive | None = None
+    memory: Quantity | None = None
+
+
+class NodesEntry(NodeEntry):
+    """What is different on some nodes."""
+
+    numbers: list[Index]
+
+
+class FabricEntry(_File):
+    """Leaf switches: ``nodes_per_switch = 4``, ``oversubscription = 2``."""
+
+    nodes_per_switch: Count
+    oversubscription: Positive | None = None
+
+
+class PlacementEntry(_File):
+    """Which GPUs the devices are."""
+
+    order: str | None = None
+    data: Count | None = None
+    gpus: list[list[Index]] | None = None
+
+
+class CommunicationEntry(_File):
+    """How devices communicate; see ``pipesim.communication.Communication``."""
+
+    sends: str | None = None
+    blocking: StrictBool | None = None
+    stream: str | None = None
+    batched: StrictBool | None = None
+    receives: str | None = None
+    shape_messages: StrictBool | None = None
+    interference: dict[str, float] | None = None
+
+
 class ClusterFile(_File):
     """A cluster file."""
 
     name: str | None = None
     source: str | None = None
+    sharing: str | None = None
     devices_per_node: Count | None = None
+    node_count: Count | None = None
+    placement: PlacementEntry | None = None
+    node: NodeEntry | None = None
+    nodes: list[NodesEntry] = []
+    fabric: FabricEntry | None = None
+    communication: CommunicationEntry | None = None
     device: DeviceEntry | None = None
     inside: LinkEntry | None = None
     between: LinkEntry | None = None
     host: LinkEntry | None = None
     devices: list[DevicesEntry] = []
     links: list[DirectedLinkEntry] = []
+
+
+class CurveEntry(_File):
+    """An all-reduce among so many members: ``latency = "32 us"``, ``bandwidth = "200 GB/s"``, and ``root = "5 ns"`` per root of a byte."""
+
+    members: Annotated[int, Field(ge=2, lt=10**6, strict=True)]
+    latency: Quantity
+    bandwidth: Quantity
+    root: Quantity
+
+
+class CurveFile(_File):
+    """Measured collectives."""
+
+    name: str | None = None
+    source: str | None = None
+    tables: Annotated[list[CurveEntry], Field(min_length=1)]
 
 
 class MemoryEntry(_File):
@@ -92,6 +173,12 @@ class StageTimesFile(_File):
     weight_grad: PerStage | None = None
     optimizer: PerStage | None = None
     overlap: PerStage | None = None
+    reduction: PerStage | None = None
+    tied: list[list[int]] | None = None
+    tied_reduction: Number | None = None
+    unshard: PerStage | None = None
+    buckets: Count | None = None
+    reduce_every_microbatch: StrictBool | None = None
     latency: Number | None = None
     memory: MemoryEntry | None = None
 
@@ -179,6 +266,82 @@ class CalibrationFile(_File):
 
     source: str | None = None
     efficiency: EfficiencyEntry
+
+
+class HostEntry(_File):
+    """Seconds of host time; see ``pipesim.costs.calibrated.HostTimes``."""
+
+    op: Number = 0.0
+    send: Number = 0.0
+    receive: Number = 0.0
+    barrier: Number = 0.0
+
+
+class StagesEntry(_File):
+    """Seconds and bytes of a model cut into so many stages, each one per stage."""
+
+    forward: Annotated[list[Number], Field(min_length=1)]
+    backward: list[Number] | None = None
+    input_grad: list[Number] | None = None
+    weight_grad: list[Number] | None = None
+    optimizer: list[Number] | None = None
+    message: list[Number] | None = None
+    activation: list[Number] | None = None
+    activation_freed_by_input_grad: list[Number] | None = None
+    weights: list[Number] | None = None
+    gradients: list[Number] | None = None
+    optimizer_state: list[Number] | None = None
+
+
+class SpreadEntry(_File):
+    """How the durations of one kind of op on one stage spread."""
+
+    stages: Count
+    stage: Index
+    kind: str
+    count: Count
+    typical: Number
+    median: Number
+    deviation: Number
+    low: Number
+    high: Number
+
+
+class MeasuredLinkEntry(_File):
+    """One direction between two devices, in seconds and bytes."""
+
+    from_: Annotated[Index, Field(alias="from")]
+    to: Index
+    latency: Number
+    bandwidth: Positive | None = None
+    probe_latency: Number | None = None
+    hop: Number | None = None
+    sizes: Annotated[int, Field(ge=0)] = 0
+    count: Annotated[int, Field(ge=0)] = 0
+    error: Number | None = None
+
+
+class InterferenceEntry(_File):
+    """By which factor compute is slower while messages are under way, and how sure that is."""
+
+    factor: Annotated[float, Field(allow_inf_nan=False)]
+    uncertainty: Number
+    count: Count
+
+
+class StageCalibrationFile(_File):
+    """What ``pipesim calibrate`` measured."""
+
+    calibration: Literal[1]
+    name: str | None = None
+    source: dict[str, str] = {}
+    notes: list[str] = []
+    host: HostEntry = HostEntry()
+    stages: Annotated[list[StagesEntry], Field(min_length=1)]
+    spreads: list[SpreadEntry] = []
+    links: list[MeasuredLinkEntry] = []
+    interference: InterferenceEntry | None = None
+    jitter: dict[str, Annotated[list[Number], Field(min_length=1)]] = {}
 
 
 Model = TypeVar("Model", bound=BaseModel)

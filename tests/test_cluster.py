@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipesim import Cluster, Device, Link, ScheduleError
+from pipesim import Cluster, Device, Link, ScheduleError, UniformCosts, generate, simulate
 from pipesim.cluster import cluster_presets
+from pipesim.communication import Communication
+from pipesim.hardware import Fabric, Node
+from pipesim.network import Placement, time_alone
 
 FILE = """
 name = "two nodes"
@@ -34,6 +38,8 @@ from = 0
 to = 3
 latency = "1 ms"
 """
+
+NODES = 'devices_per_node = 4\n[between]\nbandwidth = "1 GB/s"\n'
 
 
 def test_a_file_says_everything() -> None:
@@ -75,6 +81,34 @@ def test_without_a_limit_memory_is_infinite() -> None:
         ("[between]\nlatency = \"5 us\"", "belong together"),
         ("devices_per_node = true", "devices_per_node"),
         ("name = 3", "name"),
+        ('[inside]\nbandwidth = "0 GB/s"', "inside.bandwidth must be a finite number above 0"),
+        ('[inside]\nbandwidth = "-5 GB/s"', "inside.bandwidth = '-5 GB/s' is not a bandwidth"),
+        ('sharing = "fare"', "sharing must be one of none, fifo, fair, got 'fare'; did you mean 'fair'"),
+        ("sharing = true", "sharing"),
+        ("[node]\nnic = 1", "unknown key 'node.nic'; did you mean 'nics'"),
+        ("[node]\nnics = 0", "node.nics"),
+        ('[node]\nnic_bandwidth = "25 us"', "node.nic_bandwidth = '25 us' is not a bandwidth"),
+        ("[node]\nnic_bandwidth = 25", "node.nic_bandwidth = 25 has no unit"),
+        ('[node]\nnic_bandwidth = "0 B/s"', "node.nic_bandwidth must be a finite number above 0"),
+        ('[node]\nhalf_duplex = ["switch"]', "node.half_duplex knows nic, port, pcie, got 'switch'"),
+        (f"{NODES}[node]\nnics = 5", "nics = 5 is more than its 4 GPUs"),
+        (f"{NODES}[[nodes]]\nnumbers = [1]\npcie_switches = 5", "node 1: pcie_switches = 5 is more than its 4 GPUs"),
+        ("[[nodes]]\nnumbers = [0]\n[[nodes]]\nnumbers = [0]", "two .*nodes.* speak of node 0"),
+        ('[[nodes]]\nnumbers = [0]\nmemory = "5 s"', r"nodes\[0\].memory = '5 s' is not a bytes"),
+        (f"{NODES}[[nodes]]\nnumbers = [0]\nspeed = 2\n[[devices]]\nnumbers = [0]\nspeed = 2", "both nodes and devices give speed or memory"),
+        ("[fabric]\noversubscription = 2", "fabric.nodes_per_switch is missing"),
+        ("[fabric]\nnodes_per_switch = 2\noversubscription = 0", "fabric.oversubscription"),
+        ("[fabric]\nnodes_per_switch = 2", "a fabric joins nodes"),
+        ("node_count = 2", "need devices_per_node"),
+        ('[placement]\norder = "megatrons"', "placement.order must be one of megatron, round-robin, got 'megatrons'; did you mean 'megatron'"),
+        ('[placement]\norder = "megatron"\ngpus = [[0]]', "exclude each other"),
+        ("[placement]\ngpus = [[0], [1, 0]]", "placement.gpus gives GPU 0 to devices 0 and 1"),
+        ("[placement]\ngpus = [0, 1]", "placement.gpus"),
+        ("[placement]\ngpus = [[-1]]", "placement.gpus"),
+        ("[placement]\ndata = 0", "placement.data"),
+        (f"{NODES}[placement]\ngpus = [[0]]\n[[links]]\nfrom = 0\nto = 1", "there is a device 1"),
+        ('[communication]\nsends = "lazy"', "communication.sends must be one of eager, rendezvous, got 'lazy'"),
+        ("[communication]\nblocking = 1", "communication.blocking"),
         ("= 3", "not TOML"),
         ("[a]\n[a]", "not TOML"),
     ],
@@ -122,3 +156,101 @@ def test_time_of_a_message() -> None:
     assert Link().time(1e9) == 0
     assert Link(2.0).time(1e9) == 2
     assert Link(2.0, 10.0).time(5) == 2.5
+
+
+SHARED = """
+sharing = "fair"
+devices_per_node = 8
+node_count = 4
+[device]
+memory = "80 GB"
+[inside]
+bandwidth = "240 GB/s"
+[between]
+bandwidth = "25 GB/s"
+[node]
+nics = 4
+nic_bandwidth = "12.5 GB/s"
+port_bandwidth = "200 GB/s"
+bus_bandwidth = "500 GB/s"
+pcie_switches = 2
+pcie_bandwidth = "30 GB/s"
+half_duplex = ["pcie"]
+[[nodes]]
+numbers = [2, 3]
+speed = 0.4
+memory = "32 GB"
+nics = 1
+[fabric]
+nodes_per_switch = 2
+oversubscription = 2
+[placement]
+order = "round-robin"
+data = 2
+[communication]
+sends = "rendezvous"
+interference = { p2p = 1.05 }
+"""
+
+
+def test_a_file_says_what_is_shared() -> None:
+    cluster = Cluster.from_toml(SHARED)
+    usual = Node(4, 12.5e9, 200e9, 500e9, 2, 30e9, ("pcie",))
+    assert (cluster.sharing, cluster.node_count, cluster.node) == ("fair", 4, usual)
+    # what an entry leaves out is as everywhere
+    assert cluster.nodes == dict.fromkeys((2, 3), replace(usual, nics=1, speed=0.4, memory=32e9))
+    assert cluster.fabric == Fabric(2, 2.0)
+    assert cluster.placement == Placement("round-robin", 2)
+    assert cluster.communication == Communication(sends="rendezvous", interference={"p2p": 1.05})
+    assert Cluster.from_toml(FILE).communication == Communication()
+    assert Cluster.from_toml("[placement]\ngpus = [[0, 2], [1, 3]]\ndata = 2").placement == Placement(data=2, gpus=((0, 2), (1, 3)))
+
+
+def test_mixed_gpus() -> None:
+    """Nodes 2 and 3 have GPUs of 0.4 and 32 GB; a device is as fast as the slowest of its GPUs in both pipelines."""
+    cluster = Cluster.from_toml(SHARED)
+    # dealt in turn: devices 0 and 2 (with their twins) on nodes 0 and 1, devices 1 and 3 on nodes 2 and 3
+    assert cluster.speeds(4).tolist() == [1, 0.4, 1, 0.4]
+    assert cluster.capacities(4).tolist() == [80e9, 32e9, 80e9, 32e9]
+    assert cluster.with_memory(7.0).capacities(2).tolist() == [7, 7]
+    # in Megatron's order with one pipeline eight devices on each node; the kinds of GPUs count where nothing is shared, too
+    for sharing in ("none", "fifo"):
+        other = replace(cluster, placement=None, sharing=sharing)
+        assert other.speeds(17).tolist() == [1.0] * 16 + [0.4]
+    # a device of GPUs of both kinds
+    both = replace(cluster, placement=Placement(gpus=((0, 31),), data=2))
+    assert (both.speeds(1).tolist(), both.capacities(1).tolist()) == ([0.4], [32e9])
+    run = simulate(generate("gpipe", 4, 1), UniformCosts(forward=1, backward=1, unit="s"), cluster=Cluster.from_toml(SHARED.split("[comm")[0]))
+    assert run.busy == [2, 5, 2, 5]
+
+
+def test_presets_share_nothing_unless_asked() -> None:
+    for name in cluster_presets():
+        cluster = Cluster.load(name)
+        assert (cluster.sharing, cluster.network, cluster.placement) == ("none", None, None)
+        # alone on its way, a message takes the same time over what is shared: ports have the bandwidth of the links
+        for pair in ((0, 1), (7, 8)):
+            link = cluster.link(*pair)
+            assert time_alone(replace(cluster, sharing="fifo").route(*pair), 1e9) == pytest.approx(1e9 / link.bandwidth)
+
+
+def test_dapples_configurations() -> None:
+    """Eight V100 a node behind one 25 Gbit/s port; one V100 a node, 25 and 10 Gbit/s (DAPPLE, table of configurations)."""
+    for letter, gpus, bandwidth in (("a", 8, 25e9 / 8), ("b", 1, 25e9 / 8), ("c", 1, 10e9 / 8)):
+        cluster = Cluster.load(f"dapple-{letter}")
+        assert cluster.devices_per_node == gpus
+        assert cluster.between == Link(50e-6, bandwidth)
+        assert cluster.node.nics == 1
+        assert cluster.device.memory == 16e9
+
+
+def test_who_stands_where() -> None:
+    text = replace(Cluster.load("dapple-a"), sharing="fair", device=Device(width=4), placement=Placement(data=2)).describe(2)
+    assert text.splitlines() == [
+        "device 0: GPUs 0-7, node 0",
+        "device 1: GPUs 8-15, node 1",
+        "0 -> 1: 50 µs, node 0 NIC 0 out x 8, node 1 NIC 0 in x 8",
+        "1 -> 0: 50 µs, node 1 NIC 0 out x 8, node 0 NIC 0 in x 8",
+    ]
+    apart = replace(Cluster.load("dgx-a100"), placement=Placement(gpus=((0, 1, 8),), data=3)).describe(1)
+    assert apart == "device 0: GPUs 0-1, 8, nodes 0-1"

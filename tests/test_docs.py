@@ -35,12 +35,28 @@ def test_commands_of_the_readme(line, tmp_path):
 
 
 def test_cluster_file_of_the_docs():
-    (text,) = [block for block in _blocks(FILES, "toml") if "devices_per_node" in block]
+    (text,) = [block for block in _blocks(FILES, "toml") if "[[links]]" in block]
     cluster = ps.Cluster.from_toml(text)
     # 200 Gbit/s are 25 GB/s
     assert cluster.link(7, 8).bandwidth == 25e9
     assert cluster.link(0, 1).bandwidth == 12e9
     assert cluster.speeds(4).tolist() == [1, 1, 0.77, 0.77]
+
+
+def test_shared_links_of_the_docs():
+    (text,) = [block for block in _blocks(FILES, "toml") if "sharing" in block]
+    cluster = ps.Cluster.from_toml(text)
+    # two pipelines, so that devices 7 and 8 are GPUs 14, 15 and 16, 17, on ports 3 and 0 of nodes 1 and 2
+    assert [resource.name for resource, _ in cluster.route(7, 8)][-4:] == ["switch 1 down", "node 2 NIC 0 in", "node 2 PCIe 0", "node 2 bus"]
+    assert cluster.speeds(9).tolist() == [1.0] * 8 + [0.4]
+
+
+def test_clusters_of_the_docs(capsys):
+    text = (ROOT / "docs" / "communication.md").read_text()
+    (code,) = [block for block in _blocks(text, "python") if "describe" in block]
+    exec(code, {})
+    shown = "".join(f"    {line}\n" for line in capsys.readouterr().out.splitlines())
+    assert shown in text
 
 
 def test_stage_times_of_the_docs(tmp_path):

@@ -15,7 +15,7 @@ from pipesim.errors import ScheduleError
 from pipesim.models import layers
 from pipesim.models.devices import DeviceSpec
 from pipesim.models.layout import Layout, layout_of
-from pipesim.models.links import all_gather_time, all_reduce_time, gradient_link, pipeline_cluster, tensor_link
+from pipesim.models.links import Group, gradient_group, pipeline_cluster, ring_time, tensor_group
 from pipesim.models.parallelism import Parallelism
 from pipesim.models.spec import ModelSpec
 from pipesim.models.times import PassTimes, work_times
@@ -128,7 +128,7 @@ class TransformerCosts:
         layer, embedding, head = self._pass_times(samples)
         received = np.zeros((2, stages))
         if parallel.scatter_gather and not parallel.sequence_parallel and parallel.tensor > 1:
-            gather = all_gather_time(parallel.tensor, self.boundary_bytes(samples), tensor_link(self.device, parallel))
+            gather = ring_time("all_gather", tensor_group(self.device, parallel), self.boundary_bytes(samples))
             cuts = np.setdiff1d(np.arange(stages - 1), np.asarray(local_cuts, dtype=np.int64))
             received[0, cuts + 1] = received[1, cuts] = gather
 
@@ -168,11 +168,11 @@ class TransformerCosts:
         nothing = np.zeros(stages)
         gather = scatter = offload = nothing
         if parallel.data > 1 and parallel.zero >= 2:
-            link, count = gradient_link(self.device, parallel), self.stage_parameters(layout)
+            group, count = gradient_group(self.device, parallel), self.stage_parameters(layout)
             per_parameter = parallel.gradient_bytes if parallel.precision == "mixed" else 4
-            scatter = np.array([all_gather_time(parallel.data, size, link) for size in count * per_parameter])
+            scatter = np.array([ring_time("reduce_scatter", group, size) for size in count * per_parameter])
             if parallel.zero >= 3:
-                gather = np.array([all_gather_time(parallel.data, size, link) for size in count * parallel.element])
+                gather = np.array([ring_time("all_gather", group, size) for size in count * parallel.element])
         if parallel.offload_activations:
             whole, _, _ = self._stage_activation(layout, samples)
             offload = whole / self.device.host_bandwidth
@@ -218,15 +218,16 @@ class TransformerCosts:
         for stage, count in enumerate(parameters):
             members = parallel.data * int(replicas[stage])
             if members > 1:
-                link = gradient_link(device, parallel, int(replicas[stage]))
-                scatter, gather = (all_gather_time(members, count * size, link) for size in (per_gradient, parallel.element))
+                peers = gradient_group(device, parallel, int(replicas[stage]))
+                scatter = ring_time("reduce_scatter", peers, count * per_gradient)
+                gather = ring_time("all_gather", peers, count * parallel.element)
                 # zero: 0 all-reduce; 1 reduce-scatter and gather; 2 the gradients went with each backward; 3 the weights come with each op
                 gradients[stage] = (2 * scatter, scatter + gather, gather, 0.0)[parallel.zero]
         for group in self.tied_stages(schedule):
             if not self._share_device(schedule, group):
                 size = self._parameters.tied * per_gradient
                 hop = self.cluster().link(schedule.placement[group[0]][0], schedule.placement[group[1]][0])
-                gradients[list(group)] += all_reduce_time(2, size, hop)
+                gradients[list(group)] += ring_time("all_reduce", Group(2, 1, hop, None), size)
         moved = per_gradient + (26 if parallel.precision == "mixed" else 24)  # master weights and both moments read and written, weights written
         optimizer = parameters / (parallel.data if parallel.zero else 1) * moved / (device.memory_bandwidth * device.efficiency.memory)
         if parallel.offload_optimizer:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from pipesim.cluster import Cluster, Device, Link
+from pipesim.cluster import Cluster, Device, Link, Placement
 from pipesim.collectives import Collective, collective_time
+from pipesim.errors import ScheduleError
 from pipesim.models.devices import DeviceSpec
 from pipesim.models.parallelism import Parallelism
 
@@ -76,6 +77,9 @@ def pipeline_cluster(device: DeviceSpec, parallel: Parallelism, *, memory: float
         parallel: Degrees; they say which neighbouring stages share a node.
         memory: Bytes of each GPU; those of *device* by default.
 
+    Raises:
+        ScheduleError: The cluster places another number of pipelines.
+
     Examples:
         >>> from pipesim.models.devices import read_device
         >>> cluster = pipeline_cluster(read_device("a100-80g"), Parallelism(tensor=4, pipeline=4))
@@ -83,16 +87,20 @@ def pipeline_cluster(device: DeviceSpec, parallel: Parallelism, *, memory: float
         (2, True)
     """
     base, part = device.cluster, device.efficiency.pipeline
-    per_node = None if base.devices_per_node is None else max(1, base.devices_per_node // (parallel.tensor * parallel.data))
-    return Cluster(
-        inside=_scaled(base.inside, part),
-        between=None if base.between is None else _scaled(base.between, part),
-        devices_per_node=per_node,
-        device=Device(base.device.speed, device.memory if memory is None else memory, parallel.tensor),
-        unit=base.unit,
-        name=base.name,
-        host=Link(base.host.latency, device.host_bandwidth),
+    inside, between = _scaled(base.inside, part), None if base.between is None else _scaled(base.between, part)
+    host, one = (
+        Link(base.host.latency, device.host_bandwidth),
+        Device(base.device.speed, device.memory if memory is None else memory, parallel.tensor),
     )
+    if base.sharing != "none" or base.placement is not None:  # GPUs have places of their own then
+        if base.placement is not None and base.placement.data != parallel.data:
+            raise ScheduleError(
+                f"data = {parallel.data}, and the placement of cluster {base.name!r} has data = {base.placement.data}; give one for both"
+            )
+        placement = base.placement or Placement(data=parallel.data)
+        return replace(base, inside=inside, between=between, host=host, device=one, placement=placement)
+    per_node = None if base.devices_per_node is None else max(1, base.devices_per_node // (parallel.tensor * parallel.data))
+    return Cluster(inside=inside, between=between, devices_per_node=per_node, device=one, unit=base.unit, name=base.name, host=host)
 
 
 def _scaled(link: Link, part: float) -> Link:

@@ -73,7 +73,9 @@ def work_times(work: Work, device: DeviceSpec, model: ModelSpec, parallel: Paral
     seen = 0.5 if parallel.flash_attention and model.causal else 1.0
     attention_rate = device.peak(parallel.precision) * efficiency.gemm * efficiency.attention / seen
     attention = max(work.attention / attention_rate, work.score_bytes / bandwidth) + work.attention_bytes / bandwidth
-    attention_backward = max(work.attention_backward / attention_rate, work.score_bytes_backward / bandwidth) + work.attention_bytes_backward / bandwidth
+    attention_backward = (
+        max(work.attention_backward / attention_rate, work.score_bytes_backward / bandwidth) + work.attention_bytes_backward / bandwidth
+    )
     linear = sum(gemm_time(gemm, device, parallel) for gemm in work.linear)
     collective = 0.0
     if work.collectives or work.collectives_backward:
