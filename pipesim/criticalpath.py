@@ -18,6 +18,7 @@ from pipesim.cluster import Cluster
 from pipesim.costs import CostModel
 from pipesim.engine import Engine, choose, run
 from pipesim.engine.batch import simulate_many
+from pipesim.engine.collecting import collective_times
 from pipesim.engine.program import Program
 from pipesim.memory import Footprint, moves
 from pipesim.schedule import Schedule
@@ -55,7 +56,9 @@ class CriticalPaths:
         Raises:
             DeadlockError: The schedule cannot finish.
         """
-        if len(self._program.moves):
+        if self._program.beyond_plain is not None:
+            return self._listed(durations)
+        if self._shared:
             start, end, departed, arrived = self._one_by_one(durations)
         else:
             costs: Any = _WithoutLinks(self.costs)  # the cluster has them
@@ -84,16 +87,37 @@ class CriticalPaths:
         schedule = self.schedule
         footprint, moved = Footprint.of(schedule, self.costs), moves(schedule)
         sizes = footprint.kept[moved.stage, moved.microbatch]
-        return Program(schedule, np.zeros(schedule.num_slots), footprint.message, self.cluster, 1, self.barrier, sizes)
+        collectives = collective_times(self.costs, schedule, self.cluster)
+        return Program(schedule, np.zeros(schedule.num_slots), footprint.message, self.cluster, 1, self.barrier, sizes, collectives)
 
     def _one_by_one(self, durations: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Where OFFLOAD and RELOAD share links with messages, who goes first depends on time."""
+        """Where transfers of several devices share links, who goes first depends on time."""
         program = self._program
         engine = choose(program, self.engine, len(durations))
         speeds = self.cluster.speeds(self.schedule.num_devices)[self.schedule.slot_device]
         times = [run(program.with_durations(row / speeds), engine) for row in durations]
         start, end, _, departed, arrived = (np.concatenate(column) for column in zip(*times, strict=True))
         return start, end, departed, arrived
+
+    def _listed(self, durations: Floats) -> tuple[Floats, Floats]:
+        """Where communication has ops of its own; a path passes through what it waited for in them to the slot that ended before."""
+        from pipesim.engine.listed import run_listed
+
+        program = self._program
+        choose(program, self.engine, len(durations))
+        speeds = self.cluster.speeds(self.schedule.num_devices)[self.schedule.slot_device]
+        runs = [run_listed(program.with_durations(row / speeds)) for row in durations]
+        start, end, _, departed, arrived = (np.concatenate(column) for column in zip(*(one.times for one in runs), strict=True))
+        own = program.plan.traffic.collective
+        first = np.array([one.traffic_start[0, own].min(initial=np.inf) for one in runs])
+        last = np.array([one.traffic_end[0, own].max(initial=-np.inf) for one in runs])
+        makespan = np.maximum(end.max(axis=1), last) - np.minimum(start.min(axis=1), first)
+        return makespan, self._times(start, end, departed, arrived)
+
+    @property
+    def _shared(self) -> bool:
+        """Whether waiting for a link is the link's: one takes transfers of several devices, or communication has an order of its own."""
+        return bool(len(self._program.moves)) or self.cluster.network is not None or self._program.beyond_plain is not None
 
     @cached_property
     def _before_on_link(self) -> Rows:
@@ -150,22 +174,22 @@ class CriticalPaths:
             if by_transfer.any():
                 own = draw[by_transfer]
                 transfer = incoming[by_transfer, came[by_transfer].argmax(axis=1)]
-                if not len(program.moves):  # else waiting for a link counts as the link's
+                if not self._shared:  # else waiting for a link counts as the link's
                     while (waited := departed[own, transfer] > end[own, source[transfer]]).any():
                         transfer = np.where(waited, before[transfer], transfer)
                 back[by_transfer] = source[transfer]
             unexplained = ~on_device & ~by_transfer
             back[unexplained] = -1
             for number in np.flatnonzero(unexplained & (begun > origin[draw])):
-                back[number] = _ended_at(begun[number], start[draw[number]], end[draw[number]])
+                back[number] = _ended_at(begun[number], start[draw[number]], end[draw[number]], program.beyond_plain is None)
             draw, slot = draw[back >= 0], back[back >= 0]
         return result
 
 
-def _ended_at(time: float, start: Floats, end: Floats) -> int:
-    """The slot whose end let a barrier or a reduction go; -1 if it took no time."""
-    found = np.flatnonzero((end == time) & (start < time))
-    return int(found[0]) if len(found) else -1
+def _ended_at(time: float, start: Floats, end: Floats, exactly: bool) -> int:
+    """The slot whose end let a barrier or a reduction go, where that takes no time; else the one that ended last before. -1 if there is none."""
+    found = np.flatnonzero(((end == time) if exactly else (end <= time)) & (start < time))
+    return int(found[np.argmax(end[found])]) if len(found) else -1
 
 
 def _places(group: Rows) -> Rows:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipesim.cluster import Cluster, Link
+from pipesim.communication import Communication
 from pipesim.costs import CostModel, UniformCosts
+from pipesim.costs.model import all_zero
+from pipesim.engine.collecting import collective_times
 from pipesim.engine.program import Program, Times
 from pipesim.errors import LARGEST, ScheduleError, did_you_mean, require_count
 from pipesim.memory import Footprint, moves
+from pipesim.network import Links
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
@@ -36,12 +40,14 @@ def simulate(
     steps: int = 1,
     barrier: bool = True,
     engine: Engine = "auto",
+    communication: Communication | None = None,
 ) -> Timeline:
     """Runs a schedule and returns its timeline.
 
     Every device works through its stream strictly in order; an op starts when the device is free and all its inputs have
     arrived. A message leaves when its producer ends, and ``arrival = (max(sent, link free) + bytes / bandwidth) + latency``.
-    OFFLOAD and RELOAD are issued when the device reaches them and run beside its ops, in order, over the same links.
+    OFFLOAD and RELOAD are issued when the device reaches them and run beside its ops, in order, over the same links; so are SEND
+    and RECV where the schedule lists them, and collectives where it lists them or the costs give them time.
 
     Args:
         schedule: What to run; it is checked first.
@@ -52,6 +58,7 @@ def simulate(
         engine: ``"simpy"``, the reference; ``"compiled"``, a hundred times as fast, which needs numba (``pipesim[fast]``);
             ``"auto"`` takes the compiled one where it is installed, covers the run, and is loaded already or pays: once a
             process has more than 150,000 slots to run in all. Both give the same times, bit for bit.
+        communication: How devices communicate; by default as the cluster says, which is eager and overlapped.
 
     Returns:
         The run, ``source="simulated"``. The same input gives the same run, bit for bit.
@@ -71,14 +78,24 @@ def simulate(
     steps = require_count("steps", steps)
     costs = UniformCosts() if costs is None else costs
     cluster = linked_cluster(costs, cluster, schedule)
+    if communication is not None:
+        cluster = replace(cluster, communication=communication)
     refuse(schedule, steps)
     schedule, (durations,) = with_timed_updates(schedule, costs)
     durations = at_speed(durations, schedule, cluster)
     footprint = Footprint.of(schedule, costs)
     moved = moves(schedule)
-    program = Program(schedule, durations, footprint.message, cluster, steps, barrier, footprint.kept[moved.stage, moved.microbatch])
+    sizes = footprint.kept[moved.stage, moved.microbatch]
+    program = Program(schedule, durations, footprint.message, cluster, steps, barrier, sizes, collective_times(costs, schedule, cluster))
     engine = choose(program, engine)
-    start, end, *travel = run(program, engine)
+    traffic: dict[str, Any] = {}
+    if program.beyond_plain is None:
+        start, end, *travel = run(program, engine)
+    else:
+        from pipesim.engine.listed import run_listed
+
+        (start, end, *travel), began, done = run_listed(program)
+        traffic = {"traffic": program.plan.traffic, "traffic_start": began, "traffic_end": done, "blocking": cluster.communication.blocking}
     count = len(program.messages)
     sent, departed, arrived = (column[:, :count] for column in travel)
     _, offload_start, offload_end = (column[:, count:] for column in travel)
@@ -96,6 +113,8 @@ def simulate(
         info,
         offload_start,
         offload_end,
+        links=Links.of(cluster, program.pairs),
+        **traffic,
     )
 
 
@@ -124,6 +143,10 @@ def run(program: Program, engine: Engine) -> Times:
         from pipesim.engine import compiled
 
         return compiled.run(program)
+    if program.beyond_plain is not None:
+        from pipesim.engine import listed
+
+        return listed.run_listed(program).times
     from pipesim.engine import simpy_engine
 
     return simpy_engine.run(program)
@@ -153,11 +176,6 @@ def refuse(schedule: Schedule, steps: int) -> None:
         raise ScheduleError(
             f"an asynchronous schedule (weights {schedule.weights!r}) is one long run; generate more microbatches instead of steps = {steps}"
         )
-    listed = [kind.name for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B) if schedule.has(kind)]
-    if listed:
-        raise ScheduleError(
-            f"the schedule lists {', '.join(listed)}; messages follow from the data flow here, so run schedule.without_communication() (--drop-communication)"
-        )
 
 
 def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> tuple[Schedule, NDArray[np.float64]]:
@@ -167,7 +185,7 @@ def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> t
         The schedule, and (runs, slots) durations: the costs are asked *runs* times.
     """
     # of typed costs it is known beforehand, without a longer schedule (a subclass may give other durations)
-    full = schedule if type(costs) is UniformCosts and not np.any(costs.optimizer) else schedule.with_updates()
+    full = schedule if type(costs) is UniformCosts and all_zero(np.asarray(costs.optimizer)) else schedule.with_updates()
     drawn = [np.asarray(costs.durations(full)) for _ in range(runs)]
     durations = checked_durations(drawn[0][None] if runs == 1 else drawn, full, f"the cost model {type(costs).__name__}")
     if full is schedule:
@@ -178,6 +196,8 @@ def with_timed_updates(schedule: Schedule, costs: CostModel, runs: int = 1) -> t
 
 def at_speed(durations: NDArray[np.float64], schedule: Schedule, cluster: Cluster) -> NDArray[np.float64]:
     """(..., slots) durations on the devices at hand."""
+    if cluster.alike and cluster.device.speed == 1:
+        return durations
     speeds = cluster.speeds(schedule.num_devices)
     return durations if (speeds == 1).all() else durations / speeds[schedule.slot_device]
 
@@ -185,7 +205,6 @@ def at_speed(durations: NDArray[np.float64], schedule: Schedule, cluster: Cluste
 def checked_durations(durations: ArrayLike, schedule: Schedule, who: str) -> NDArray[np.float64]:
     """(runs, slots) durations as float64, finite and at least 0, or ScheduleError."""
     table = np.asarray(durations, dtype=np.float64)
-    extremes = np.array([table.min(initial=0), table.max(initial=0)])
-    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not (extremes[0] >= 0 and extremes[1] <= LARGEST):
+    if table.ndim != 2 or table.shape[1] != schedule.num_slots or not (table.min(initial=0) >= 0 and table.max(initial=0) <= LARGEST):
         raise ScheduleError(f"{who} gives durations of shape {table.shape[1:]}; right is ({schedule.num_slots},), finite and at least 0")
     return table

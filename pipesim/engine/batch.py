@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.cluster import Cluster, Unit
 from pipesim.costs import CostModel, UniformCosts
 from pipesim.engine import Engine, at_speed, checked_durations, choose, compiled, linked_cluster, refuse, run, with_timed_updates
+from pipesim.engine.collecting import collective_times
 from pipesim.engine.kernels import Figures
 from pipesim.engine.program import Program
 from pipesim.errors import ScheduleError, require_count
@@ -29,8 +30,9 @@ class Evaluations:
     Attributes:
         schedule: What ran, with the updates that take time.
         unit: ``"s"`` or ``"slot"``.
-        makespan: (n,) last end - first start.
-        iteration_time: (n,) with the barrier the makespan, without it the largest span; per update for an asynchronous run.
+        makespan: (n,) last end - first start, compute and collectives.
+        iteration_time: (n,) with the barrier the makespan, without it the largest span, compute and collectives; per update for an
+            asynchronous run.
         bubble_fraction: (n,) 1 - sum of busy / (devices x makespan).
         bubble_overhead: (n,) (makespan - ideal) / ideal, ideal = the busiest device's busy time.
         span_bubble_rate: (n,) (largest span - ideal) / largest span, span = last end - first start on one device.
@@ -115,27 +117,29 @@ def simulate_many(
     table = at_speed(table, schedule, cluster)
     footprint = Footprint.of(schedule, costs)
     moved = moves(schedule)
-    program = Program(schedule, table[0], footprint.message, cluster, 1, barrier, footprint.kept[moved.stage, moved.microbatch])
+    sizes = footprint.kept[moved.stage, moved.microbatch]
+    program = Program(schedule, table[0], footprint.message, cluster, 1, barrier, sizes, collective_times(costs, schedule, cluster))
     engine = choose(program, engine, len(table))
     updates = first_stage_updates(schedule) if schedule.weights != "flush" else np.zeros(0, np.int64)
     watched = updates[[0, -1]].astype(np.int32) if len(updates) > 1 else np.zeros(0, np.int32)
     found = Figures.empty(len(table), schedule.num_devices, schedule.num_slots, watched, keep_times)
     if engine == "compiled" and not compiled.has_shared_queues(program):
         compiled.run_many(program, table, found)
+        since, until = found.first_start, found.last_end
     else:
-        _one_by_one(program, table, found, engine)
-    return _evaluations(program, costs.unit, found, len(updates) - 1)
+        since, until = _one_by_one(program, table, found, engine)
+    return _evaluations(program, costs.unit, found, len(updates) - 1, since, until)
 
 
-def _evaluations(program: Program, unit: Unit, found: Figures, intervals: int) -> Evaluations:
-    """The figures that follow from the others."""
+def _evaluations(program: Program, unit: Unit, found: Figures, intervals: int, since: Floats, until: Floats) -> Evaluations:
+    """The figures that follow from the others, and from (n, devices) times between which each device or its collectives run."""
     schedule, used = program.schedule, program.used_devices
-    makespan = found.last_end[:, used].max(axis=1) - found.first_start[:, used].min(axis=1)
+    makespan = until[:, used].max(axis=1) - since[:, used].min(axis=1)
     span, ideal = (found.last_end - found.first_start).max(axis=1), found.busy.max(axis=1)
     if intervals > 0:
         iteration_time = (found.watched_end[:, 1] - found.watched_end[:, 0]) / intervals
     else:
-        iteration_time = makespan if program.barrier or intervals == 0 else span
+        iteration_time = makespan if program.barrier or intervals == 0 else (until - since).max(axis=1)
     total = schedule.num_devices * makespan
     return Evaluations(
         *(schedule, unit, makespan, iteration_time),
@@ -150,13 +154,36 @@ def _ratios(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.zeros_like(part), where=there & (whole > 0))
 
 
-def _one_by_one(program: Program, table: Floats, found: Figures, engine: Engine) -> None:
-    """Each run for itself: on SimPy, or where the order of a queue depends on the durations."""
+def _one_by_one(program: Program, table: Floats, found: Figures, engine: Engine) -> tuple[Floats, Floats]:
+    """Each run for itself: on SimPy, or where the order of a queue depends on the durations.
+
+    Returns:
+        (n, devices) times between which each device or its collectives run.
+    """
+    from pipesim.engine.listed import run_listed
+
+    traffic = None if program.beyond_plain is None else program.plan.traffic
+    begins, ends = [], []
     bounds, used, device = program.schedule.device_slots, program.used_devices, program.schedule.slot_device
     for number, durations in enumerate(table):
-        start, end = (times[0] for times in run(program.with_durations(durations), engine)[:2])
+        one = program.with_durations(durations)
+        if traffic is None:
+            times = run(one, engine)
+        else:
+            times, began, done = run_listed(one)
+            begins.append(began[0, traffic.collective])
+            ends.append(done[0, traffic.collective])
+        start, end = times[0][0], times[1][0]
         found.first_start[number, used], found.last_end[number, used] = start[bounds[used]], end[bounds[used + 1] - 1]
         found.busy[number] = np.bincount(device, weights=end - start, minlength=len(bounds) - 1)
         found.watched_end[number] = end[found.watched]
         if len(found.start):
             found.start[number], found.end[number] = start, end
+    if traffic is None:
+        return found.first_start, found.last_end
+    since, until = found.first_start.copy(), found.last_end.copy()
+    own = traffic.device[traffic.collective]
+    for number, (begin, finish) in enumerate(zip(begins, ends, strict=True)):
+        np.minimum.at(since[number], own, begin)
+        np.maximum.at(until[number], own, finish)
+    return since, until

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pipesim.engine.program import Program
 from pipesim.errors import DeadlockError
 
-__all__ = ["explain"]
+if TYPE_CHECKING:
+    from pipesim.engine.listed import Lanes, State
+
+__all__ = ["explain", "explain_listed"]
 
 
 def explain(program: Program, position: Mapping[int, int | None]) -> DeadlockError:
@@ -94,3 +98,233 @@ def _cycle(waits_for: Mapping[int, int | None]) -> list[int]:
         if device in path:
             return [*path[path.index(device) :], device]
     return []
+
+
+# -- where communication has ops of its own --------------------------------------------------------------------------------
+
+
+def explain_listed(state: State, lanes: Lanes | None) -> DeadlockError:
+    """Builds the error for a run with lanes: what every device is stuck at and why, and the ops that wait for each other.
+
+    Args:
+        state: Where every device is.
+        lanes: The lanes of SEND and RECV, or None where messages go by themselves.
+    """
+    return _Explanation(state, lanes).error()
+
+
+# What waits: ("device", number), ("end", number of one end of a message, counted over the steps) or ("collective", number).
+Thing = tuple[str, int]
+
+
+class _Explanation:
+    """Follows what waits for what."""
+
+    def __init__(self, state: State, lanes: Lanes | None) -> None:
+        self.state, self.lanes, self.program = state, lanes, state.program
+        self.plan = state.program.plan
+        self.heads = [] if lanes is None else lanes.heads
+
+    def error(self) -> DeadlockError:
+        """The text: devices in a circle, a line per device, the circle op by op."""
+        lines, waits_for = [], {}
+        cycle: list[Thing] = []
+        for device, at in sorted(self.state.position.items()):
+            if at is None:
+                lines.append(f"  device {device} has finished")
+                continue
+            text, waits_for[device] = self.line(device)
+            lines.append(f"  {text}")
+            cycle = cycle or self.cycle(("device", device))
+        devices = " -> ".join(f"device {device}" for device in self.circle(cycle, waits_for))
+        if cycle:
+            lines.append(f"  the cycle: {self.told(cycle)}")
+        if self.plan.implied and len(self.plan.rows):
+            receives = self.program.cluster.communication.receives
+            lines.append(f"  (positions are those of the schedule with its messages listed, receives {receives})")
+        text = "\n".join(lines)
+        return DeadlockError(f"the schedule cannot finish: {devices or 'no device'} wait for each other\n{text}")
+
+    def circle(self, cycle: list[Thing], waits_for: Mapping[int, int | None]) -> list[int]:
+        """The devices of a cycle as [a, b, ..., a]."""
+        devices = [self.home(thing) for thing in cycle]
+        found = [device for number, device in enumerate(devices) if device != devices[number - 1]]
+        return [*found, found[0]] if found else _cycle(waits_for)
+
+    def line(self, device: int) -> tuple[str, int | None]:
+        """What one device is stuck at, as far as it is its own affair, and the device that it waits for."""
+        thing: Thing = ("device", device)
+        text, link = self.stuck(device), ": "
+        seen = {thing}
+        while True:
+            phrase, following = self.next(thing)
+            text += f"{link}{phrase}" if phrase else ""
+            if following is None or following in seen:
+                return text, None
+            if self.home(following) != device and following[0] != "collective":
+                return text, self.home(following)
+            seen.add(following)
+            thing, link = following, ", which "
+
+    def cycle(self, thing: Thing) -> list[Thing]:
+        """The things that wait for each other, reached from one; empty if the way ends."""
+        path: list[Thing] = []
+        following: Thing | None = thing
+        while following is not None and following not in path:
+            path.append(following)
+            following = self.next(following)[1]
+        return [] if following is None else path[path.index(following) :]
+
+    def told(self, cycle: list[Thing]) -> str:
+        """A cycle in words, from an op that waits for another device on."""
+        begin = next((number for number, thing in enumerate(cycle) if self.home(self.follower(cycle, number)) != self.home(thing)), 0)
+        turned = cycle[begin:] + cycle[:begin]
+        text = f"device {self.home(turned[0])}: {self.name(turned[0])}"
+        for number, thing in enumerate(turned):
+            text += f"{', which' if number else ''} {self.next(thing)[0]}"
+        return text
+
+    @staticmethod
+    def follower(cycle: list[Thing], number: int) -> Thing:
+        """The next of a cycle."""
+        return cycle[(number + 1) % len(cycle)]
+
+    # -- names -----------------------------------------------------------------------------------------------------------
+
+    def home(self, thing: Thing) -> int:
+        """The device on which something waits; a collective's is the member that it waits for."""
+        what, number = thing
+        if what == "end":
+            return int(self.plan.traffic.device[number % (2 * len(self.program.messages))])
+        return number if what == "device" else self.missing(number)
+
+    def name(self, thing: Thing) -> str:
+        """An op with its place."""
+        what, number = thing
+        if what == "device":
+            return self.stuck(number).removeprefix(f"device {number} ").removeprefix("is stuck at ")
+        if what == "collective":
+            return str(self.state.lanes.nodes[number % self.state.lanes.count])
+        return self.at(int(self.plan.rows[number % (2 * len(self.program.messages))]))
+
+    def at(self, row: int) -> str:
+        """``2SEND_F1 (position 4)``."""
+        if row in self.program.labels:
+            return self.program.labels[row]
+        place, op = self.plan.listed.where(row).split(", op ")
+        return f"{op} ({place.split(', ')[1]})"
+
+    def stuck(self, device: int) -> str:
+        """``device 1 is stuck at 1F0 (position 3)``."""
+        at = self.state.position[device]
+        assert at is not None
+        step, slot = _place(self.program, device, at)
+        in_step = f" in step {step}" if self.program.steps > 1 else ""
+        what, number = self.state.waits.get(device, ("", 0))
+        if what == "item":
+            assert self.lanes is not None
+            end = self.plan.groups[number % self.lanes.items][0]
+            return f"device {device} is stuck at {self.at(int(self.plan.rows[end]))}{in_step}"
+        if slot == self.program.schedule.device_slots[device + 1]:
+            return f"device {device} has ended its step{in_step}"
+        row = int(self.plan.listed.slot_row[slot])
+        if self.program.labels and row not in self.program.labels:
+            return f"device {device} cannot go on"
+        name = self.at(row).replace(str(self.plan.listed.op(row)), str(self.plan.listed.slot(slot)), 1)
+        return f"device {device} is stuck at {name}{in_step}"
+
+    # -- what waits for what ---------------------------------------------------------------------------------------------
+
+    def next(self, thing: Thing) -> tuple[str, Thing | None]:
+        """What something waits for, in words and as a thing."""
+        what, number = thing
+        if what == "device":
+            return self.next_of_device(number)
+        return self.next_of_collective(number) if what == "collective" else self.next_of_end(number)
+
+    def next_of_device(self, device: int) -> tuple[str, Thing | None]:
+        """Of a compute lane."""
+        program, state = self.program, self.state
+        what, number = state.waits.get(device, ("", 0))
+        if what == "barrier":
+            other = next((d for d, at in sorted(state.position.items()) if at is not None and state.waits.get(d) != ("barrier", number)), None)
+            return f"waits at the barrier for device {other}", None if other is None else ("device", other)
+        if what == "reduction":
+            step, which = number
+            for slot in program.reductions[which][0]:
+                other = int(program.schedule.slot_device[slot])
+                at = state.position[other]
+                if at is not None and at <= step * program.schedule.num_slots + slot:
+                    return f"waits for the gradient of {program.schedule.slot(slot)} on device {other}", ("device", other)
+        if what == "collective":
+            return f"waits for {self.name(('collective', number))}", ("collective", number)
+        if what == "item":
+            assert self.lanes is not None
+            step, group = divmod(number, self.lanes.items)
+            return self.next_of_end(step * self.lanes.ends + self.plan.groups[group][0])
+        if what != "message":
+            return "", None
+        count = len(program.source_slot)
+        step, message = divmod(number, count)
+        if message >= len(program.messages):
+            return "waits for its RELOAD", None
+        if self.lanes is not None:
+            end: Thing = ("end", step * self.lanes.ends + len(program.messages) + message)
+            return f"waits for {self.name(end)}", end
+        found = program.messages
+        row, other = int(found.source[message]), int(found.source_device[message])
+        return f"waits for the {found.label(message)}, from {program.schedule.op(row)} on device {other}", ("device", other)
+
+    def next_of_end(self, number: int) -> tuple[str, Thing | None]:
+        """Of a SEND or RECV: it has not been reached, or stands behind another, or waits for its other end."""
+        lanes = self.lanes
+        assert lanes is not None
+        step, end = divmod(number, lanes.ends)
+        item = step * lanes.items + self.plan.group_of[end]
+        device = int(self.plan.traffic.device[end])
+        if lanes.posted[item]:
+            partner = self.partner(step, item, end)
+            other = self.home(("end", partner))
+            group = step * lanes.items + self.plan.group_of[partner % lanes.ends]
+            verb = "to post" if lanes.meets else "to come to"
+            if lanes.posted[group]:
+                return f"waits for the group of {self.name(('end', partner))} on device {other}", ("end", partner)
+            return f"waits for device {other} {verb} {self.name(('end', partner))}", ("end", partner)
+        lane = self.plan.lane_of[item % lanes.items]
+        if lane >= 0 and item in lanes.queues[lane]:
+            head = self.heads[lane]
+            ends = self.plan.groups[head % lanes.items] if head % lanes.items < lanes.num_groups else ()
+            if not ends:
+                return "stands behind an OFFLOAD or RELOAD", None
+            ahead: Thing = ("end", head // lanes.items * lanes.ends + ends[0])
+            return f"stands behind {self.name(ahead)}", ahead
+        return f"device {device} has not reached, as it {self.stuck(device).removeprefix(f'device {device} ')}", ("device", device)
+
+    def partner(self, step: int, item: int, end: int) -> int:
+        """The end that holds a group up which has come to the head of its lane."""
+        lanes = self.lanes
+        assert lanes is not None
+        ends = [end, *self.plan.groups[item % lanes.items]]
+        others = [(one + lanes.messages) % lanes.ends for one in ends]
+        absent = [other for other in others if not lanes.posted[step * lanes.items + self.plan.group_of[other]]]
+        unmet = [other for other in others if lanes.missing.get(step * lanes.items + self.plan.group_of[other], 0)]
+        return step * lanes.ends + (absent or unmet or others)[0]
+
+    def missing(self, node: int) -> int:
+        """A member that has not entered a collective, or that has another one to finish first."""
+        lanes = self.state.lanes
+        members = lanes.nodes[node % lanes.count].members
+        absent = [device for device in members if lanes.needs[node][device] > 0]
+        behind = [device for device in members if lanes.queues[device] and lanes.queues[device][0] != node]
+        return (absent or behind or list(members))[0]
+
+    def next_of_collective(self, number: int) -> tuple[str, Thing | None]:
+        """Of a collective: some member has not entered it, or has another one before it."""
+        lanes = self.state.lanes
+        device = self.missing(number)
+        if lanes.needs[number][device] > 0:
+            return f"device {device} has not entered", ("device", device)
+        if lanes.queues[device] and lanes.queues[device][0] != number:
+            first: Thing = ("collective", lanes.queues[device][0])
+            return f"stands behind {self.name(first)} on device {device}", first
+        return "", None

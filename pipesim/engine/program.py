@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.cluster import Cluster
-from pipesim.costs.model import constant
+from pipesim.costs.model import constant, repeated
 from pipesim.dataflow import Messages, first_updates, messages
+from pipesim.engine.collecting import CollectiveTimes
+from pipesim.engine.plan import Plan, make_plan
+from pipesim.lowering import is_explicit
 from pipesim.memory import Moves, moves
+from pipesim.network import HOST, Route, slowest
 from pipesim.op import Kind
 from pipesim.schedule import Schedule, distinct, remembered
 
@@ -39,6 +44,8 @@ class Program:
         steps: How often.
         wants_barrier: Whether devices wait for each other before updates, and between steps.
         move_bytes: (moves,)
+        collectives: How long collectives take; None where none takes any time.
+        labels: What to call rows of communication in messages, where not as the schedule does.
     """
 
     schedule: Schedule
@@ -48,6 +55,8 @@ class Program:
     steps: int
     wants_barrier: bool
     move_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    collectives: CollectiveTimes | None = None
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     def with_durations(self, durations: Floats) -> Program:
         """Returns the same run with other durations; what does not depend on them is kept."""
@@ -59,6 +68,27 @@ class Program:
     def barrier(self) -> bool:
         """Whether there is a barrier: only synchronous schedules have one."""
         return self.wants_barrier and self.schedule.weights == "flush"
+
+    @cached_property
+    def beyond_plain(self) -> str | None:
+        """What makes the run more than slots and messages that go by themselves, in words, or None."""
+        if is_explicit(self.schedule):
+            return "listed SEND and RECV ops"
+        if not self.cluster.communication.is_default:
+            return "communication other than eager and overlapped"
+        if (self.collectives is not None or self.schedule.has(Kind.REDUCE_GRAD)) and self.plan.collectives.nodes:
+            return "collectives"
+        return None
+
+    @property
+    def by_themselves(self) -> bool:
+        """Whether messages leave when their producers end, and nothing but their links comes in between."""
+        return self.cluster.communication.is_default and (self.cluster.communication.stream == "free" or not is_explicit(self.schedule))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What devices issue beside their slots, for a run that is more than plain."""
+        return make_plan(self)
 
     @property
     def messages(self) -> Messages:
@@ -114,27 +144,51 @@ class Program:
         """(transfers,) number of the link: one per ordered pair of devices that is used, the host counted as one more device."""
         return _links(self.schedule)[0]
 
+    @property
+    def sizes(self) -> Floats:
+        """(transfers,) bytes of each."""
+        return _joined(self.message_bytes, self.move_bytes)
+
+    @cached_property
+    def routes(self) -> list[Route]:
+        """(links,) what a transfer over each link crosses; see :attr:`link`."""
+        return [self.cluster.route(*pair) for pair in self.pairs]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """(links,) from which device to which each link goes; one of them may be ``HOST``."""
+        host = self.schedule.num_devices
+        return [(HOST if source == host else source, HOST if target == host else target) for source, target in _links(self.schedule)[1]]
+
+    @cached_property
+    def _route_values(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """The same where links are shared: how long a transfer takes if nobody else is on its way."""
+        latency = np.array([(self.cluster.host if HOST in pair else self.cluster.link(*pair)).latency for pair in self.pairs])[self.link]
+        load, capacity = np.array([slowest(route) for route in self.routes]).reshape(-1, 2)[self.link].T
+        return latency, self.sizes * load / capacity, load > 0
+
     @cached_property
     def _link_values(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        count, host = len(self.source_slot), self.schedule.num_devices
-        size = _joined(self.message_bytes, self.move_bytes)
+        count, host, size = len(self.source_slot), self.schedule.num_devices, self.sizes
+        if self.cluster.network is not None:
+            return self._route_values
         if not len(self.moves) and self.cluster.between is None and not self.cluster.links:  # all alike: views of one number
             link = self.cluster.inside
-            latency, queued = np.broadcast_to(link.latency, count), np.broadcast_to(link.bandwidth is not None, count)
-            number = 0.0 if link.bandwidth is None else constant(size)
-            if number is None:
-                return latency, size / link.bandwidth, queued
-            return latency, np.broadcast_to(number if link.bandwidth is None else number / link.bandwidth, count), queued
+            latency, queued = repeated(link.latency, count), repeated(link.bandwidth is not None, count)
+            if link.bandwidth is None:
+                return latency, repeated(0.0, count), queued
+            number = constant(size)
+            return latency, size / link.bandwidth if number is None else repeated(number / link.bandwidth, count), queued
         number_of, pairs = _links(self.schedule)
         links = [self.cluster.host if host in pair else self.cluster.link(*pair) for pair in pairs]
         latency = np.array([link.latency for link in links])[number_of]
         bandwidth = np.array([np.inf if link.bandwidth is None else link.bandwidth for link in links])[number_of]
         return latency, size / bandwidth, np.isfinite(bandwidth)
 
-    @cached_property
+    @property
     def used_devices(self) -> NDArray[np.int64]:
         """Devices that have any slot."""
-        return np.flatnonzero(np.diff(self.schedule.device_slots))
+        return self.schedule.used_devices
 
     @cached_property
     def barrier_slots(self) -> NDArray[np.int64]:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from pipesim.engine.clock import Clock, Event
 from pipesim.engine.deadlock import explain
+from pipesim.engine.networks import NetworkTransport
 from pipesim.engine.program import Program, Times
 from pipesim.engine.transports import OffloadTransport, QueueingTransport, Transport
 
-__all__ = ["run"]
+__all__ = ["Meeting", "grouped", "make_transport", "run", "times_of"]
 
 
 class Meeting:
@@ -46,12 +47,11 @@ def run(program: Program) -> Times:
         DeadlockError: Some device cannot go on.
     """
     env = Clock()
-    make_transport = OffloadTransport if len(program.moves) else QueueingTransport if program.queued.any() else Transport
     transport = make_transport(env, program)
     total = program.schedule.num_slots * program.steps
     state = _State(env, program, start=[0.0] * total, end=[0.0] * total)
-    incoming = _grouped(program.target_slot, program.schedule.num_slots)
-    outgoing = _grouped(program.source_slot, program.schedule.num_slots)
+    incoming = grouped(program.target_slot, program.schedule.num_slots)
+    outgoing = grouped(program.source_slot, program.schedule.num_slots)
     durations = program.durations.tolist()
     for device in program.used_devices.tolist():
         bounds = program.schedule.device_slots[device : device + 2].tolist()
@@ -64,10 +64,23 @@ def run(program: Program) -> Times:
         raise explain(program, state.position)
     shape = (program.steps, program.schedule.num_slots)
     start, end = np.array(state.start).reshape(shape), np.array(state.end).reshape(shape)
+    return times_of(program, transport, start, end)
+
+
+def make_transport(env: Clock, program: Program) -> Transport:
+    """The transport of messages that go by themselves."""
+    if program.cluster.network is not None:
+        return NetworkTransport(env, program)
+    return (OffloadTransport if len(program.moves) else QueueingTransport if program.queued.any() else Transport)(env, program)
+
+
+def times_of(program: Program, transport: Transport, start: NDArray[np.float64], end: NDArray[np.float64]) -> Times:
+    """What a run gives, from the (steps, slots) times of its slots."""
     sent = end[:, program.source_slot]
     departed = np.array(transport.departed).reshape(program.steps, -1) if isinstance(transport, QueueingTransport | OffloadTransport) else sent
     # the same sums, in the same order, as the events made them
-    arrived = (departed + program.transfer) + program.latency
+    left = np.array(transport.ends).reshape(program.steps, -1) if isinstance(transport, NetworkTransport) else departed + program.transfer
+    arrived = left + program.latency
     return start, end, sent, departed, arrived
 
 
@@ -148,7 +161,7 @@ def _meet(meeting: Meeting) -> Generator[Event, Any, None]:
         yield meeting.everybody
 
 
-def _grouped(slot_of_message: NDArray[np.int64], slots: int) -> list[Sequence[int]]:
+def grouped(slot_of_message: NDArray[np.int64], slots: int) -> list[Sequence[int]]:
     """Per slot, its messages in ascending order."""
     groups: list[Sequence[int]] = [()] * slots
     for message, slot in enumerate(slot_of_message.tolist()):

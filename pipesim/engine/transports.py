@@ -130,7 +130,7 @@ class OffloadTransport(Transport):
         self.transfer: list[float] = program.transfer.tolist()
         self.device: list[int] = program.transfer_device.tolist()
         self.rank: list[int] = program.transfer_rank.tolist()
-        links = [SharedLink(self, number) for number in range(int(program.link.max()) + 1)]
+        links = [SharedLink(self, number) for number in range(int(program.link.max(initial=-1)) + 1)]
         self.links = [links[number] if queued else None for number, queued in zip(program.link.tolist(), program.queued.tolist(), strict=True)]
         lanes = {device: CommunicationLane(self) for device in np.unique(program.moves.device).tolist()}
         self.lanes = [None] * len(program.messages) + [lanes[device] for device in program.moves.device.tolist()]
@@ -149,13 +149,17 @@ class OffloadTransport(Transport):
         """Asks the transfer's link to take it."""
         link = self.links[transfer % self.count]
         if link is None:
-            self.departed[transfer] = self.env.now
-            self.transferred(transfer)
+            self.taken(transfer)
+            self.left(transfer)
         else:
             link.ask(transfer)
 
-    def transferred(self, transfer: int) -> None:
-        """Lets a transfer that has left its link be there after the link's latency."""
+    def taken(self, transfer: int) -> None:
+        """Notes that a link has just taken a transfer."""
+        self.departed[transfer] = self.env.now
+
+    def left(self, transfer: int) -> None:
+        """Lets a transfer whose last byte has just left its link be there after the link's latency."""
         number = transfer % self.count
         time, lane = self.env.now + self.latency[number], self.lanes[number]
         if lane is not None:
@@ -201,12 +205,12 @@ class SharedLink:
         self.busy, self.choosing = True, False
         transport = self.transport
         transfer = heapq.heappop(self.asked)[-1]
-        transport.departed[transfer] = transport.env.now
-        transport.env.timeout(transport.transfer[transfer % transport.count], transfer).callbacks.append(self._transferred)
+        transport.taken(transfer)
+        transport.env.timeout(transport.transfer[transfer % transport.count], transfer).callbacks.append(self._left)
 
-    def _transferred(self, event: Event) -> None:
+    def _left(self, event: Event) -> None:
         transfer: Any = event.value
-        self.transport.transferred(transfer)
+        self.transport.left(transfer)
         self.busy = False
         self._choose_last()
 
