@@ -23,15 +23,19 @@ __all__ = ["Configuration", "configuration_ids", "grid", "simulated"]
 
 Configuration = dict[str, Any]
 
-_NUMBERS = tuple(field.name for field in fields(UniformCosts) if field.name not in ("tied", "unit", "name", "microbatches"))
+# what UniformCosts takes: times, sizes and links, and the rest, which are no such numbers
+_OTHER = ("tied", "buckets", "reduce_every_microbatch")
+_NUMBERS = tuple(field.name for field in fields(UniformCosts) if field.name not in (*_OTHER, "unit", "name", "microbatches"))
 _PROFILE = ("cuts", "weight_grad_share", "optimizer_bytes")
-_RUN = ("costs", *_PROFILE, "cluster", "capacity", "steps", "barrier", "unit")
-_COUNTS = ("devices", "microbatches", "stages", "steps")
+_RUN = (*_OTHER, "costs", *_PROFILE, "cluster", "capacity", "steps", "barrier", "unit")
+_COUNTS = ("devices", "microbatches", "stages", "steps", "buckets")
 _TYPES: dict[str, tuple[type, str]] = {
     "costs": (str, "names"),
     "cluster": (str, "names"),
     "unit": (str, "'slot' or 's'"),
     "barrier": (bool, "True or False"),
+    "tied": (str, "groups of stages such as '0+3'"),
+    "reduce_every_microbatch": (bool, "True or False"),
 }
 
 _LARGEST = 10**6  # configurations; their dicts alone take about a GB
@@ -164,7 +168,7 @@ def configuration_ids(configurations: Sequence[Configuration]) -> list[str]:
 
 
 def _costs(values: Mapping[str, Any]) -> CostModel:
-    numbers = {name: values[name] for name in _NUMBERS if values.get(name) is not None}
+    numbers = {name: values[name] for name in (*_NUMBERS, *_OTHER) if values.get(name) is not None}
     profile = {name: values[name] for name in _PROFILE if values.get(name) is not None}
     if values.get("costs") is None:
         if profile:
@@ -212,7 +216,7 @@ def simulated(configuration: Configuration, engine: Any, shared: dict[Any, Any])
             shared[key] = make(values)
         return shared[key]
 
-    costs = once(_costs, (*_NUMBERS, *_PROFILE, "costs", "unit", "microbatches"))
+    costs = once(_costs, (*_NUMBERS, *_OTHER, *_PROFILE, "costs", "unit", "microbatches"))
     cluster = once(_cluster, ("cluster", "capacity"), unit=costs.unit)
     options = _own_options(configuration, once(_known_options, ("schedule",)), costs)
     schedule = once(_schedule, ("schedule", "devices", "microbatches"), options=options)

@@ -111,7 +111,7 @@ class Estimate:
         parts = {part: float(seconds.sum()) / schedule.num_devices for part, seconds in self.costs.slot_parts(schedule.with_updates()).items()}
         waiting = {cause: sum(one[cause] for one in idle) / len(idle) for cause in idle[0]}
         parts["gradient reduction"] += waiting.pop("gradient reduction")
-        parts["waiting for the link"] = waiting.pop("waiting for the link")
+        parts["waiting for the link"] = waiting.pop("waiting for the link") + waiting.pop("waiting for weights")
         parts["bubble"] = sum(waiting.values())
         return parts
 
@@ -282,4 +282,5 @@ def rank(
         if flush_only and one.run.schedule.weights != "flush":
             continue
         found.append(one)
-    return sorted(found, key=lambda one: (not one.fits, one.iteration_time)), refused
+    # times that differ only by the order of float sums are ties, and the smaller peak comes first
+    return sorted(found, key=lambda one: (not one.fits, float(f"{one.iteration_time:.9g}"), max(one.run.peak_memory))), refused

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.dataflow import first_updates, messages
-from pipesim.memory import activation_levels, peak_levels
+from pipesim import jit, loops
+from pipesim.idle import IDLE_CAUSES, idle_causes
+from pipesim.memory import peak_activation_bytes
 from pipesim.op import Kind
 from pipesim.schedule import remembered
 
@@ -29,6 +30,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_overhead",
     "busy",
+    "collective_time",
     "first_stage_updates",
     "idle_causes",
     "iteration_time",
@@ -40,30 +42,35 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 DEFINITIONS: dict[str, str] = {
-    "makespan": "last end - first start",
+    "makespan": "last end - first start, compute and collectives",
     "iteration_time": "steady-state time per step (per update, for an asynchronous run)",
     "busy": "time in compute slots, per device",
     "bubble_fraction": "1 - sum of busy / (devices x makespan)",
     "bubble_overhead": "(makespan - ideal) / ideal, ideal = busy of the busiest device (Megatron's t_pb/t_id)",
     "span_bubble_rate": "(largest span - ideal) / largest span, span = last end - first start on one device (zero-bubble papers)",
     "idle_causes": "idle time of each device by cause; the causes add up to it",
+    "collective_time": "time in which a collective is under way on the device's own lane",
     "peak_memory": "the most bytes (or units) that a device holds at once",
     "peak_activations": "the most stage activations alive at once, released when the backward (or W) ends; blind to recomputation and offloading",
     "peak_activations_i": "the same, released when I ends",
     "peak_activation_share": "peak_activations / stages on the device (the papers' M_a)",
 }
 
-IDLE_CAUSES = ("warm-up", "waiting for a peer", "waiting for the link", "gradient reduction", "barrier", "drain")
-
 
 def makespan(timeline: Timeline) -> float:
-    """Last end minus first start."""
+    """Last end minus first start, compute and collectives."""
     return float(timeline.last_end - timeline.first_start)
 
 
 @remembered
 def busy(timeline: Timeline) -> Floats:
     """(devices,) time in compute slots, all steps together."""
+    if jit.is_loaded() and timeline.steps == 1:
+        result = np.zeros(timeline.schedule.num_devices)
+        times = np.ascontiguousarray(timeline.start[0]), np.ascontiguousarray(timeline.end[0])
+        jit.call(loops.busy, *times, timeline.schedule.device_slots, result)
+        result.setflags(write=False)  # it is shared
+        return result
     time = timeline.end - timeline.start
     time = time[0] if timeline.steps == 1 else time.sum(axis=0)
     result = np.bincount(timeline.schedule.slot_device, weights=time, minlength=timeline.schedule.num_devices).astype(np.float64)
@@ -73,18 +80,24 @@ def busy(timeline: Timeline) -> Floats:
 
 def _spans(timeline: Timeline, step: int) -> Floats:
     """(devices,) last end minus first start on each device, 0 where it has no slot."""
-    bounds = timeline.schedule.device_slots
-    used = np.flatnonzero(np.diff(bounds))
+    bounds, used = timeline.schedule.device_slots, timeline.schedule.used_devices
     spans = np.zeros(timeline.schedule.num_devices)
     spans[used] = timeline.end[step, bounds[used + 1] - 1] - timeline.start[step, bounds[used]]
     return spans
 
 
+def collective_time(timeline: Timeline) -> Floats:
+    """(devices,) time in which a collective was under way on the device's own lane, all steps together."""
+    own = np.flatnonzero(timeline.traffic.collective)
+    time = (timeline.traffic_end - timeline.traffic_start)[:, own].sum(axis=0)
+    return np.bincount(timeline.traffic.device[own], time, timeline.schedule.num_devices).astype(np.float64)
+
+
 def iteration_time(timeline: Timeline) -> float:
     """Steady-state time per step.
 
-    With the barrier the makespan of one step, without it the largest span of one device, both of the last step. For an
-    asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
+    With the barrier the makespan of one step, without it the largest span of one device, both of the last step, compute and
+    collectives. For an asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
     """
     if timeline.schedule.weights != "flush" and timeline.schedule.has(Kind.U):
         own = first_stage_updates(timeline.schedule)
@@ -92,9 +105,20 @@ def iteration_time(timeline: Timeline) -> float:
             return float((timeline.end[0, own[-1]] - timeline.end[0, own[0]]) / (len(own) - 1))
         return makespan(timeline)
     last = timeline.steps - 1
+    if timeline.barrier and not last:
+        return makespan(timeline)
+    collective = timeline.traffic.collective
+    begin, finish = timeline.traffic_start[-1, collective], timeline.traffic_end[-1, collective]
     if timeline.barrier:
-        return float(timeline.end[last].max() - timeline.start[last].min())
-    return float(_spans(timeline, last).max())
+        return float(max(timeline.end[last].max(), finish.max(initial=-np.inf)) - min(timeline.start[last].min(), begin.min(initial=np.inf)))
+    if not len(begin):
+        return float(_spans(timeline, last).max())
+    bounds, used = timeline.schedule.device_slots, timeline.schedule.used_devices
+    since, until = np.full(timeline.schedule.num_devices, np.inf), np.full(timeline.schedule.num_devices, -np.inf)
+    since[used], until[used] = timeline.start[last, bounds[used]], timeline.end[last, bounds[used + 1] - 1]
+    np.minimum.at(since, timeline.traffic.device[collective], begin)
+    np.maximum.at(until, timeline.traffic.device[collective], finish)
+    return float((until - since).max())
 
 
 def first_stage_updates(schedule: Schedule) -> NDArray[np.int64]:
@@ -147,92 +171,9 @@ def peak_activations(schedule: Schedule, released_by_input_grad: bool = False) -
 
 @remembered
 def _peaks(schedule: Schedule) -> NDArray[np.int64]:
-    return peak_levels(schedule, *activation_levels(schedule, 1.0, 0.0, 0.0)).round().astype(np.int64)
+    return peak_activation_bytes(schedule, 1.0, 0.0, 0.0).round().astype(np.int64)
 
 
 @remembered
 def _peaks_with_input_grad(schedule: Schedule) -> NDArray[np.int64]:
-    return peak_levels(schedule, *activation_levels(schedule, 1.0, 1.0, 0.0)).round().astype(np.int64)
-
-
-def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
-    """Per device, idle time by cause; the causes of a device add up to makespan - busy.
-
-    ``warm-up`` is before the device's first slot, ``drain`` after its last. Every other gap is split at the end of the
-    producer of the message that came last: before it the device was waiting for a peer, after it for the link (queueing
-    included). Waiting for the other replicas of a stage is ``gradient reduction``, waiting for all devices ``barrier``.
-    With a barrier, warm-up and drain are counted in every step.
-    """
-    schedule, steps = timeline.schedule, timeline.steps
-    warm_up, peer, link, reduction, barrier, drain = range(len(IDLE_CAUSES))
-    totals = np.zeros((schedule.num_devices, len(IDLE_CAUSES)))
-    produced = _last_inputs_produced(timeline)
-    used = np.flatnonzero(np.diff(schedule.device_slots))
-    first, last = schedule.device_slots[used], schedule.device_slots[used + 1] - 1
-    gates = first_updates(schedule) if timeline.barrier else np.full(schedule.num_devices, -1)
-    gated = np.flatnonzero(gates >= 0)
-    # (slots,) what a wait is for, but for the link
-    cause = np.full(schedule.num_slots, peer, np.int8)
-    if schedule.has(Kind.U):
-        cause[schedule.kind[schedule.slot_row] == int(Kind.U)] = reduction
-    begins = first[cause[first] != reduction]
-    cause[gates[gated]] = barrier
-    place = schedule.slot_device * len(IDLE_CAUSES)
-    previous_end = np.full(schedule.num_devices, timeline.first_start)
-    for step in range(steps):
-        start, end = timeline.start[step], timeline.end[step]
-        before = np.empty_like(start)
-        before[1:] = end[:-1]
-        before[first] = previous_end[used]
-        gap = start - before
-        # the part of the gap after the last input was produced is the link's
-        on_link = np.clip(start - np.maximum(produced[step], before), 0.0, gap)
-        causes = cause
-        if step == 0 or timeline.barrier:
-            causes = cause.copy()
-            causes[begins], on_link[begins] = warm_up, 0.0
-        totals[:, link] += np.bincount(schedule.slot_device, on_link, schedule.num_devices)
-        totals += np.bincount(place + causes, gap - on_link, totals.size).reshape(totals.shape)
-        previous_end[used] = end[last]
-        if timeline.barrier:
-            # Devices without an update wait at the end of their stream, for the last one to come there: their drain.
-            # In the last step this is the whole rest, below.
-            ends = previous_end.copy()
-            for device in gated.tolist():
-                slot = int(gates[device])
-                ends[device] = end[slot - 1] if slot > schedule.device_slots[device] else timeline.first_start
-            if step + 1 < steps:
-                alone = gates < 0
-                totals[alone, drain] += float(ends.max()) - previous_end[alone]
-                previous_end[alone] = float(ends.max())
-    totals[:, drain] += timeline.last_end - previous_end
-    return [dict(zip(IDLE_CAUSES, row.tolist(), strict=True)) for row in totals]
-
-
-def _last_inputs_produced(timeline: Timeline) -> Floats:
-    """(steps, slots) when the input that came last to each slot was produced; infinite for a slot without inputs from elsewhere.
-
-    For a message that is the end of its producer. A RELOAD has none: waiting for it is all the link's.
-    """
-    found, moves, schedule = timeline.messages, timeline.moves, timeline.schedule
-    result = np.full((timeline.steps, schedule.num_slots), np.inf)
-    target = found.target_slot
-    reload = np.flatnonzero(~moves.out)
-    if _one_message_at_most(schedule) and not len(reload):
-        result[:, target] = timeline.sent
-        return result
-    waiting = schedule.row_slot[schedule.backward_rows[moves.stage[reload], moves.microbatch[reload]]]
-    for step in range(timeline.steps):
-        came = np.full(schedule.num_slots, -np.inf)
-        np.maximum.at(came, target, timeline.arrived[step])
-        # of those that tie, the first is written last
-        last = np.flatnonzero(timeline.arrived[step] == came[target])[::-1]
-        result[step, target[last]] = timeline.sent[step, last]
-        result[step, waiting[timeline.offload_end[step, reload] >= came[waiting]]] = -np.inf
-    return result
-
-
-@remembered
-def _one_message_at_most(schedule: Schedule) -> bool:
-    """Whether no slot waits for two messages."""
-    return int(np.bincount(messages(schedule).target_slot).max(initial=0)) <= 1
+    return peak_activation_bytes(schedule, 1.0, 1.0, 0.0).round().astype(np.int64)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipesim import Cluster, Schedule, ScheduleError, Timeline, UniformCosts, compare, generate, load, simulate
+from pipesim import Cluster, Kind, Schedule, ScheduleError, Timeline, UniformCosts, compare, generate, load, simulate
 
 FB = UniformCosts(forward=1, backward=2)
 
@@ -173,6 +175,106 @@ def test_a_run_of_a_later_version(run: Timeline, tmp_path: Path) -> None:
     (tmp_path / "new.json").write_text(json.dumps(data))
     with pytest.raises(ScheduleError, match="has version 99"):
         load(tmp_path / "new.json")
+
+
+# -- traffic -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> Any:
+    spec = importlib.util.spec_from_file_location("_traffic", Path(__file__).parent / "traffic.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_traffic_survives(by_hand: Any, tmp_path: Path) -> None:
+    run = by_hand.reduced(4)
+    run.save(tmp_path / "run.json.gz")
+    again = load(tmp_path / "run.json.gz")
+    assert same(again, run)
+    assert again.makespan == 37
+    for name in ("kind", "device", "stage", "microbatch", "peer", "size", "row", "message"):
+        found, wanted = getattr(again.traffic, name), getattr(run.traffic, name)
+        assert (found.tolist(), found.dtype) == (wanted.tolist(), wanted.dtype)
+    assert again.traffic_start.tolist() == [[33, 31, 29, 27]]
+    assert again.traffic_end.tolist() == [[37, 35, 33, 31]]
+    assert not again.blocking
+
+
+def test_traffic_of_a_lowered_schedule_survives(by_hand: Any, tmp_path: Path) -> None:
+    """The run's schedule lists no SEND; the traffic's does, and says by which row."""
+    run = simulate(Schedule.from_text("0F0\n1F0"), UniformCosts())
+    made = by_hand.with_traffic(run, [(Kind.SEND_F, 0, 0, 0, 1, 0, 1.0, 2.0)], rows=[1], size=3.0, blocking=True)
+    listing = Schedule.from_text("0F0 0SEND_F0\n1RECV_F0 1F0")
+    made = replace(made, traffic=replace(made.traffic, schedule=listing))
+    made.save(tmp_path / "run.json")
+    again = load(tmp_path / "run.json")
+    assert again.schedule == made.schedule
+    assert again.traffic.schedule == listing
+    assert again.traffic.size.tolist() == [3]
+    assert again.blocking
+
+
+def test_a_run_of_the_first_version_has_no_traffic(run: Timeline, tmp_path: Path) -> None:
+    data = stored(run, tmp_path)
+    data["version"] = 1
+    del data["traffic"], data["blocking"]
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    again = load(tmp_path / "old.json")
+    assert same(again, run)
+    assert len(again.traffic) == 0
+    assert again.traffic_start.shape == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("traffic", KeyError, "damaged"),
+        ("traffic", [], "damaged"),
+        ("traffic", {}, "damaged"),
+        ("traffic.kind", ["F"] * 4, "'F' is no kind of traffic"),
+        ("traffic.kind", [6] * 4, "6 is no kind of traffic"),
+        ("traffic.kind", ["REDUCE_GRAD"] * 3, "has 4 numbers and its schedule wants 3"),
+        ("traffic.kind", ["SEND_F"] * 4, "has none"),
+        ("traffic.peer", [0] * 4, "a collective of the traffic has a peer"),
+        ("traffic.peer", [-2] * 4, "traffic peer holds what is no whole number from -1 to 3"),
+        ("traffic.device", [0, 1, 2, 4], "traffic device holds what is no whole number from 0 to 3"),
+        ("traffic.device", [0, 1, 2, 2.5], "no whole number"),
+        ("traffic.device", 0.5, "no whole number"),
+        ("traffic.stage", [0, 1, 2, float("nan")], "not finite"),
+        ("traffic.stage", [0, 1, 2, "x"], "no number"),
+        ("traffic.row", [64] * 4, "no whole number from -1 to 63"),
+        ("traffic.message", [10**30] * 4, "no whole number"),
+        ("traffic.size", [-1.0] * 4, "at least 0"),
+        ("traffic.start", 40.0, "an op of the traffic ends before it starts"),
+        ("traffic.end", [1e308] * 4, "above 1e"),
+        ("traffic.end", [37.0], "has 1 numbers"),
+        ("traffic.rows", ["0F0", "1F0"], "of another schedule"),
+        ("traffic.rows", ["0X0"], "0X0"),
+        ("blocking", 1, "true or false"),
+        ("blocking", KeyError, "damaged"),
+    ],
+)
+def test_wrong_traffic_is_refused(by_hand: Any, tmp_path: Path, path: str, value: Any, message: str) -> None:
+    data = stored(by_hand.reduced(4), tmp_path)
+    change(path, value)(data)
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError, match=r"bad\.json") as caught:
+        load(tmp_path / "bad.json")
+    assert message in str(caught.value)
+
+
+def test_traffic_that_says_the_same_a_billion_times_is_not_unfolded(by_hand: Any, tmp_path: Path) -> None:
+    data = stored(by_hand.reduced(0), tmp_path)
+    data["steps"] = 10**6  # fits the ops
+    data["schedule"]["rows"] = ["0F0", "1F0", "2F0", "3F0"]
+    data["traffic"]["kind"] = ["REDUCE_GRAD"] * 1000
+    for name in ("start", "end", "sent", "departed", "arrived"):
+        data[name] = 0.0
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError, match="1000000 steps of 1000 ops are more than"):
+        load(tmp_path / "bad.json")
 
 
 # -- columns -------------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipesim.costs.files import cost_presets, read_costs
-from pipesim.costs.model import ActivationBytes, CostModel
+from pipesim.costs.model import ActivationBytes, CollectiveCosts, CostModel
 from pipesim.costs.profile import ProfileCosts
 from pipesim.costs.uniform import UniformCosts
 
-__all__ = ["ActivationBytes", "CostModel", "ProfileCosts", "UniformCosts", "cost_presets", "read_costs"]
+__all__ = ["ActivationBytes", "CollectiveCosts", "CostModel", "ProfileCosts", "UniformCosts", "cost_presets", "read_costs"]

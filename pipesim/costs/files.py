@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipesim.costs.calibrated import CalibratedCosts, read_calibrated
 from pipesim.costs.profile import ProfileCosts, parse_layers, parse_profile
 from pipesim.costs.uniform import UniformCosts
 from pipesim.errors import ScheduleError, did_you_mean
@@ -28,8 +29,8 @@ def cost_presets() -> list[str]:
     return sorted(path.stem.removeprefix(_PREFIX) for path in PRESETS.glob(f"{_PREFIX}*.toml"))
 
 
-def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCosts:
-    """Reads a cost model: a preset by name, stage times in TOML, or a layer profile (TOML, or PipeDream's ``graph.txt``).
+def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCosts | CalibratedCosts:
+    """Reads a cost model: a preset by name, stage times or a calibration in TOML, or a layer profile (TOML, or PipeDream's ``graph.txt``).
 
     Args:
         source: A path, or one of :func:`cost_presets`.
@@ -56,8 +57,8 @@ def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCost
         if re.search(r"^\s*(\[\[layers\]\]|layers\s*=)", text, re.MULTILINE):
             return ProfileCosts(parse_layers(text, str(path)), **options)
         if options:
-            raise ScheduleError(f"{path} holds stage times; {', '.join(options)} belongs to a layer profile")
-        return _stage_times(text, str(path))
+            raise ScheduleError(f"{path} holds times of stages; {', '.join(options)} belongs to a layer profile")
+        return read_calibrated(text, str(path)) if re.search(r"^\s*calibration\s*=", text, re.MULTILINE) else _stage_times(text, str(path))
     return ProfileCosts(parse_profile(text, str(path)), **options)
 
 
@@ -72,9 +73,9 @@ def _stage_times(text: str, where: str) -> UniformCosts:
             return None
         return [number * scale for number in value] if isinstance(value, list) else value * scale
 
-    fields: dict[str, Any] = {
-        name: time(getattr(file, name)) for name in ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "latency")
-    }
+    times = ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "reduction", "tied_reduction", "unshard", "latency")
+    fields: dict[str, Any] = {name: time(getattr(file, name)) for name in times}
+    fields.update({name: getattr(file, name) for name in ("tied", "buckets", "reduce_every_microbatch")})
     memory = file.memory.model_dump(exclude_none=True) if file.memory else {}
     if file.unit != "slot":
         memory = {name: _bytes(value, f"{where}: memory.{name}") for name, value in memory.items()}

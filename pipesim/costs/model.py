@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.cluster import Unit
+from pipesim.cluster import Cluster, Unit
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 
-__all__ = ["ActivationBytes", "CostModel", "constant", "slot_durations"]
+__all__ = ["ActivationBytes", "CollectiveCosts", "CostModel", "all_zero", "constant", "repeated", "slot_durations", "together"]
 
 Floats = NDArray[np.float64]
 
@@ -65,9 +65,64 @@ class CostModel(Protocol):
         ...
 
 
-def constant(table: NDArray[np.float64]) -> float | None:
+@runtime_checkable
+class CollectiveCosts(Protocol):
+    """What a cost model may say beside :class:`CostModel`: how long collectives take. One that does not say it has none."""
+
+    @property
+    def buckets(self) -> int:
+        """Pieces of a reduction: piece k of n begins when (k + 1)/n of the stage's last backward on that device has passed, and takes 1/n."""
+        ...
+
+    @property
+    def reduce_every_microbatch(self) -> bool:
+        """Whether a stage's gradients are reduced after every microbatch, instead of once per update."""
+        ...
+
+    def reductions(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(stages,) time of one reduction of the stage's gradients, over data-parallel peers and replicas together; 0 for none."""
+        ...
+
+    def tied_reductions(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(groups,) time of the reduction of the gradients that a group of :meth:`CostModel.tied_stages` shares; 0 for none.
+
+        It begins when all stages of the group have their gradients, each reduced. Groups whose devices hold all their stages have none.
+        """
+        ...
+
+    def unshards(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(stages,) time of an UNSHARD, the all-gather of a stage's weights. RESHARD takes none."""
+        ...
+
+
+def together(schedule: Schedule, group: Sequence[int]) -> bool:
+    """Whether every device that holds a stage of a group holds them all, so that their gradients meet without communication."""
+    homes = [set(schedule.placement.get(stage, ())) for stage in group]
+    return all(home == homes[0] for home in homes)
+
+
+def constant(table: NDArray[Any]) -> float | None:
     """The number that a table made of one number repeats, or None: what a user typed is often one number for a million ops."""
     return float(table.flat[0]) if table.size == 1 or (table.size and not any(table.strides)) else None
+
+
+def repeated(value: float | bool, *shape: int) -> NDArray[Any]:
+    """A table that says one thing everywhere and takes the room of one; ``np.broadcast_to`` takes ten times as long.
+
+    Examples:
+        >>> repeated(2.0, 2, 3).tolist()
+        [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
+    """
+    one = np.array([value])
+    table: NDArray[Any] = np.ndarray(shape, one.dtype, one, 0, (0,) * len(shape))
+    table.setflags(write=False)
+    return table
+
+
+def all_zero(table: NDArray[np.float64]) -> bool:
+    """Whether a table holds nothing but 0; of one number repeated that is seen without looking at all of it."""
+    number = constant(table)
+    return not table.any() if number is None else number == 0
 
 
 def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: Floats | None = None, overlap: Floats | None = None) -> Floats:
@@ -83,17 +138,19 @@ def slot_durations(schedule: Schedule, times: Mapping[Kind, Floats], recompute: 
     Returns:
         (slots,) durations.
     """
-    numbers = {kind: constant(table) for kind, table in times.items()}
-    by_kind = np.zeros(len(Kind))
-    for kind, number in numbers.items():
-        by_kind[kind] = 0.0 if number is None else number
-    rows = by_kind[schedule.kind]
+    by_kind, tables = [0.0] * len(Kind), []
     for kind, table in times.items():
-        if numbers[kind] is None and schedule.has(kind):
-            own = np.flatnonzero(schedule.kind == int(kind))
-            stage = schedule.stage[own]
-            full = table if kind is Kind.U else np.broadcast_to(table, (schedule.num_stages, schedule.num_microbatches))
-            rows[own] = full[stage] if kind is Kind.U else full[stage, schedule.microbatch[own]]
+        number = constant(table)
+        if number is not None:
+            by_kind[kind] = number
+        elif schedule.has(kind):
+            tables.append((kind, table))
+    rows = np.array(by_kind)[schedule.kind]
+    for kind, table in tables:
+        own = np.flatnonzero(schedule.kind == int(kind))
+        stage = schedule.stage[own]
+        full = table if kind is Kind.U else np.broadcast_to(table, (schedule.num_stages, schedule.num_microbatches))
+        rows[own] = full[stage] if kind is Kind.U else full[stage, schedule.microbatch[own]]
     if recompute is not None:
         backward = schedule.backward_rows
         there = backward >= 0

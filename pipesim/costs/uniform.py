@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipesim.cluster import Unit
-from pipesim.costs.model import ActivationBytes, constant, slot_durations
+from pipesim.cluster import Cluster, Unit
+from pipesim.costs.model import ActivationBytes, constant, repeated, slot_durations, together
 from pipesim.dataflow import messages
 from pipesim.errors import LARGEST, ScheduleError, require_count
-from pipesim.op import Kind
+from pipesim.op import COMPUTE_KINDS, Kind
 from pipesim.schedule import Schedule
 
 __all__ = ["UniformCosts"]
@@ -53,7 +54,12 @@ class UniformCosts:
             device) each takes half. Messages and a hop do not shrink. None: the numbers are of the schedule's own stages.
         microbatches: The same for microbatches: the numbers are for one of this many, and in a schedule that cuts each in
             pieces (seq1f1b) a piece takes its share.
-        tied: Groups of stages that share weights.
+        tied: Groups of stages that share weights, such as ``[(0, 3)]``, or the text ``0+3``.
+        reduction: Time of a gradient reduction of a stage, over data-parallel peers and replicas together.
+        tied_reduction: Time of the reduction that a group of *tied* stages shares; none on devices that hold all of the group.
+        unshard: Time of an UNSHARD, the all-gather of a stage's weights.
+        buckets: Pieces that a reduction is cut in, which start during the stage's last backward; each takes its part of the time.
+        reduce_every_microbatch: Whether gradients are reduced after every microbatch, not once per update.
         unit: ``"slot"`` for abstract time, ``"s"`` for seconds and bytes.
 
     Examples:
@@ -81,7 +87,12 @@ class UniformCosts:
     optimizer_state: ArrayLike = 0.0
     stages: int | None = None
     microbatches: int | None = None
-    tied: Sequence[Sequence[int]] = ()
+    tied: Sequence[Sequence[int]] | str = ()
+    reduction: ArrayLike = 0.0
+    tied_reduction: float = 0.0
+    unshard: ArrayLike = 0.0
+    buckets: int = 1
+    reduce_every_microbatch: bool = False
     unit: Unit = "slot"
     name: str = "uniform"
 
@@ -92,15 +103,22 @@ class UniformCosts:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, _numbers(field, value))
-        for field in ("latency", "bandwidth"):
+        for field in ("latency", "bandwidth", "tied_reduction"):
             value = getattr(self, field)
             if value is not None and np.ndim(value):
-                raise ScheduleError(f"{field} must be one number, got {value!r}; links that differ are a cluster's")
+                why = "it is of every group" if field == "tied_reduction" else "links that differ are a cluster's"
+                raise ScheduleError(f"{field} must be one number, got {value!r}; {why}")
             if value is not None:
                 object.__setattr__(self, field, float(_numbers(field, value)))
         for field in ("stages", "microbatches"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
+        object.__setattr__(self, "buckets", require_count("buckets", self.buckets))
+        if not isinstance(self.reduce_every_microbatch, bool):
+            raise ScheduleError(f"reduce_every_microbatch must be True or False, got {self.reduce_every_microbatch!r:.80}")
+        object.__setattr__(self, "tied", _groups(self.tied))
+        if self.tied_reduction and not self.tied:
+            raise ScheduleError(f"tied_reduction is {self.tied_reduction:g}, and tied names no stages that share weights, such as [(0, 3)]")
         if self.bandwidth == 0:
             raise ScheduleError("bandwidth must be above 0; leave it out where only latency counts")
         if self.forward is None and self.unit == "slot":
@@ -109,12 +127,9 @@ class UniformCosts:
             object.__setattr__(self, "activation", np.float64(self.unit == "slot"))
         if self.forward is None:
             raise ScheduleError("forward is missing: in seconds there is no default")
-        if isinstance(self.recompute_policy, str) and self.recompute_policy not in ("never", "always", "except_last"):
-            raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r}")
-        if not isinstance(self.recompute_policy, str) and np.asarray(self.recompute_policy).dtype != bool:
-            raise ScheduleError(
-                f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {self.recompute_policy!r:.80}"
-            )
+        policy = self.recompute_policy
+        if policy not in ("never", "always", "except_last") if isinstance(policy, str) else np.asarray(policy).dtype != bool:
+            raise ScheduleError(f"recompute_policy must be 'never', 'always', 'except_last' or a table of booleans, got {policy!r:.80}")
         whole = np.asarray(self.activation)
         for field in ("activation_freed_by_input_grad", "stage_input"):
             part = np.asarray(getattr(self, field))
@@ -125,9 +140,24 @@ class UniformCosts:
 
     def durations(self, schedule: Schedule) -> Floats:
         """(slots,) duration of every slot."""
+        if schedule.has_backward and self._by_kind is not None and schedule.every_row_a_slot and self._never_recomputed(schedule):
+            return self._by_kind[schedule.kind]
+        overlap = None if self.overlap is None else self._per_stage("overlap", schedule)
+        return slot_durations(schedule, self._times(schedule), self.recompute(schedule), overlap)
+
+    @cached_property
+    def _by_kind(self) -> Floats | None:
+        """(kinds that compute,) times, where one number says each for every op of every schedule that has a backward; else None."""
+        given = (self.forward, self.backward, self.input_grad, self.weight_grad, self.optimizer)
+        if self.stages or self.microbatches or self.overlap is not None or any(np.ndim(value) for value in given if value is not None):
+            return None
+        return slot_durations(_ONE_OF_EACH, self._times(_ONE_OF_EACH))
+
+    def _times(self, schedule: Schedule) -> dict[Kind, Floats]:
+        """Kind to what spreads to a (stages, microbatches) table; for U a (stages,) array."""
         forward = self._compact("forward", schedule)
         backward, input_grad, weight_grad = self._backward_times(schedule)
-        times = {
+        return {
             Kind.F: forward,
             Kind.B: backward,
             Kind.I: input_grad,
@@ -135,8 +165,6 @@ class UniformCosts:
             Kind.R: forward,
             Kind.U: self._per_stage("optimizer", schedule),
         }
-        overlap = None if self.overlap is None else self._per_stage("overlap", schedule)
-        return slot_durations(schedule, times, self.recompute(schedule), overlap)
 
     def message_bytes(self, schedule: Schedule) -> Floats:
         """(messages,) bytes. A gradient is as large as the activation that it belongs to."""
@@ -144,7 +172,7 @@ class UniformCosts:
         table = self._table("message", schedule)
         number = constant(table)
         if number is not None:
-            return np.broadcast_to(number, len(found))
+            return repeated(number, len(found))
         sender = np.where(found.gradient, found.target, found.source)
         return np.array(table[schedule.stage[sender], schedule.microbatch[sender]])
 
@@ -152,7 +180,7 @@ class UniformCosts:
         """Bytes of every activation, as (stages, microbatches) tables."""
         whole = self._table("activation", schedule)
         freed = self._table("activation_freed_by_input_grad", schedule)
-        nothing = ActivationBytes(whole, freed, np.broadcast_to(0.0, whole.shape))
+        nothing = ActivationBytes(whole, freed, repeated(0.0, *whole.shape))
         if self._never_recomputed(schedule):
             return nothing
         recomputed = self._recomputed(schedule) | (schedule.rows_of(Kind.R) >= 0)
@@ -176,8 +204,41 @@ class UniformCosts:
         return np.where(recomputed, self._table("forward", schedule), 0.0)
 
     def tied_stages(self, schedule: Schedule) -> Sequence[Sequence[int]]:
-        """Groups of stages that share weights."""
-        return self.tied
+        """Groups of stages that share weights.
+
+        Raises:
+            ScheduleError: One names a stage that the schedule has not.
+        """
+        groups = _groups(self.tied)
+        for group in groups:
+            if max(group) >= schedule.num_stages:
+                raise ScheduleError(f"tied names stage {max(group)}, and the schedule has stages 0..{schedule.num_stages - 1}")
+        return groups
+
+    @cached_property
+    def has_no_collectives(self) -> bool:
+        """Whether no collective takes any time, whatever the schedule."""
+        return not (self.tied or self.tied_reduction or np.any(self.reduction) or np.any(self.unshard))
+
+    def reductions(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(stages,) time of a gradient reduction."""
+        return self._per_stage("reduction", schedule)
+
+    def tied_reductions(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(groups,) time of the reduction that tied stages share.
+
+        Examples:
+            >>> from pipesim import generate
+            >>> costs = UniformCosts(tied=[(0, 7)], tied_reduction=1.0)
+            >>> [costs.tied_reductions(generate(name, 4, 8), Cluster(unit="slot")).tolist() for name in ("interleaved", "zb-v")]
+            [[1.0], [0.0]]
+        """
+        apart = [not together(schedule, group) for group in self.tied_stages(schedule)]
+        return np.array(apart, dtype=np.float64) * self.tied_reduction
+
+    def unshards(self, schedule: Schedule, cluster: Cluster) -> Floats:
+        """(stages,) time of an UNSHARD."""
+        return self._per_stage("unshard", schedule)
 
     def stage_times(self) -> dict[str, Floats]:
         """The times as they were given, what was left out filled in: forward, backward, input_grad, weight_grad, latency.
@@ -251,19 +312,20 @@ class UniformCosts:
                 f"{field} has {len(value)} values, of {self.stages or 'its'} stages and {self.microbatches or 'its'} microbatches, and the schedule has "
                 f"{schedule.num_stages} and {schedule.num_microbatches}; give one number to scale"
             )
-        return value * share
+        return value if share == 1 else value * share
 
     def _share(self, field: str, schedule: Schedule) -> float:
         """What a stage and microbatch of this schedule is of those that the numbers speak of."""
         share = 1.0
         if self.stages is not None and field not in ("message", "stage_input"):  # boundaries do not shrink with stages
             share *= self.stages / schedule.num_stages
-        if self.microbatches is not None and field not in ("weights", "gradients", "optimizer_state", "optimizer"):
+        if self.microbatches is not None and field not in ("weights", "gradients", "optimizer_state", "optimizer", "reduction", "unshard"):
             share *= self.microbatches / schedule.num_microbatches
         return share
 
     def _table(self, field: str, schedule: Schedule) -> Floats:
-        return np.broadcast_to(self._compact(field, schedule), (schedule.num_stages, schedule.num_microbatches))
+        compact, shape = self._compact(field, schedule), (schedule.num_stages, schedule.num_microbatches)
+        return repeated(compact.item(), *shape) if compact.size == 1 else np.broadcast_to(compact, shape)
 
     def _compact(self, field: str, schedule: Schedule) -> Floats:
         return _compact(field, self._scaled(field, schedule), schedule.num_stages, schedule.num_microbatches)
@@ -273,14 +335,32 @@ class UniformCosts:
         if value.ndim > 1:
             raise ScheduleError(f"{field} belongs to a stage, not to a microbatch; give a number or {schedule.num_stages} of them")
         if value.ndim == 0:
-            return np.full(schedule.num_stages, value)
+            return repeated(value.item(), schedule.num_stages)
         return np.asarray(_spread(field, value, schedule.num_stages, 1)[:, 0])
 
 
+_ONE_OF_EACH = Schedule.from_columns([(0, [int(kind) for kind in COMPUTE_KINDS], 0)])  # slot k is of kind k
+
 _TABLES = (
     "forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", "message", "activation",
-    "activation_freed_by_input_grad", "stage_input", "weights", "gradients", "optimizer_state",
+    "activation_freed_by_input_grad", "stage_input", "weights", "gradients", "optimizer_state", "reduction", "unshard",
 )  # fmt: skip
+
+
+def _groups(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Groups of two or more stages, none of them twice; a text is read as the command line writes them."""
+    try:
+        if isinstance(value, str):
+            value = [[int(stage) for stage in group.split("+")] for group in value.split(",")]
+        groups = tuple(tuple(require_count("a stage of tied", stage, 0) for stage in group) for group in value)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ScheduleError):
+            raise
+        raise ScheduleError(f"tied must be groups of stages, such as [(0, 3)] or 0+3, got {value!r:.80}") from None
+    stages = [stage for group in groups for stage in group]
+    if any(len(group) < 2 for group in groups) or len(set(stages)) < len(stages):
+        raise ScheduleError(f"tied must be groups of two or more stages, no stage in two of them, got {value!r:.80}")
+    return groups
 
 
 def _numbers(field: str, value: ArrayLike) -> Floats:
@@ -317,4 +397,4 @@ def _compact(field: str, value: NDArray[Any], stages: int, microbatches: int) ->
         return value[:, None]
     if value.ndim == 2 and value.shape != (stages, microbatches):
         raise ScheduleError(f"{field} has shape {value.shape} and the schedule has {stages} stages and {microbatches} microbatches")
-    return np.atleast_2d(value)
+    return value.reshape(1, 1) if value.ndim == 0 else value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipesim import Schedule, ScheduleError, UniformCosts, generate, simulate
+from pipesim import Cluster, Schedule, ScheduleError, UniformCosts, generate, simulate
 from pipesim.costs import ProfileCosts, cost_presets, read_costs
 
 FILE = """
@@ -30,6 +30,17 @@ def write(tmp_path: Path, text: str, name: str = "times.toml") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
+
+
+def test_a_file_says_what_collectives_take(tmp_path: Path) -> None:
+    text = 'unit = "ms"\nforward = 1\nreduction = [4, 2]\ntied = [[0, 1]]\ntied_reduction = 3\nunshard = 0.5\nbuckets = 2\nreduce_every_microbatch = true'
+    costs = read_costs(write(tmp_path, text))
+    assert isinstance(costs, UniformCosts)
+    schedule, cluster = Schedule.from_text("0F0\n1F0"), Cluster()
+    assert costs.reductions(schedule, cluster).tolist() == [4e-3, 2e-3]
+    assert costs.tied_reductions(schedule, cluster).tolist() == [3e-3]
+    assert costs.unshards(schedule, cluster).tolist() == [0.5e-3, 0.5e-3]
+    assert (costs.buckets, costs.reduce_every_microbatch) == (2, True)
 
 
 def test_a_file_says_times_and_bytes(tmp_path: Path) -> None:

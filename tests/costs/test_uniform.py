@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipesim import CostModel, Pair, Schedule, ScheduleError, UniformCosts, generate
+from pipesim import Cluster, CostModel, Pair, Schedule, ScheduleError, UniformCosts, generate
+from pipesim.costs import CollectiveCosts
 from pipesim.dataflow import messages
 
 SPLIT = Schedule.from_text("0F0 0I0 0W0\n1F0 1B0")
@@ -143,3 +144,87 @@ def test_stages_scale_to_chunks() -> None:
     assert costs.stage_bytes(chunks)["weights"].tolist() == [5] * 4
     assert costs.activation_bytes(chunks).kept.tolist() == [[1.0]] * 4
     assert set(costs.message_bytes(chunks).tolist()) == {6}
+
+
+def test_in_seconds_a_schedule_of_forwards_needs_no_backward() -> None:
+    assert durations(Schedule.from_text("0F0 0F1\n1F0 1F1"), forward=[2, 3], unit="s") == [2, 2, 3, 3]
+    assert durations(Schedule.from_text("0F0 0F1\n1F0 1F1"), forward=2, unit="s") == [2] * 4
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+SLOTS = Cluster(unit="slot")
+
+
+def test_it_says_what_collectives_cost() -> None:
+    schedule = generate("1f1b", devices=4, microbatches=8)
+    costs = UniformCosts(reduction=[1, 2, 3, 4], unshard=0.5, tied=[(0, 3)], tied_reduction=2, buckets=3)
+    assert isinstance(costs, CollectiveCosts)
+    assert costs.reductions(schedule, SLOTS).tolist() == [1, 2, 3, 4]
+    assert costs.unshards(schedule, SLOTS).tolist() == [0.5] * 4
+    assert costs.tied_reductions(schedule, SLOTS).tolist() == [2]
+    assert (costs.buckets, costs.reduce_every_microbatch) == (3, False)
+
+
+def test_by_default_no_collective_takes_time() -> None:
+    schedule, costs = generate("1f1b", devices=4, microbatches=8), UniformCosts()
+    assert not costs.reductions(schedule, SLOTS).any()
+    assert not costs.unshards(schedule, SLOTS).any()
+    assert costs.tied_reductions(schedule, SLOTS).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("0F0 0B0 3F0 3B0\n1F0 1B0 2F0 2B0", 0),  # D04: first and last stage on one device
+        ("0F0 3F0\n1F0\n2F0", 0),
+        ("0F0\n1F0\n2F0\n3F0", 2),
+        # Chimera: each of devices 0 and 3 holds a replica of both
+        ("0F0 3F1\n1F0 2F1\n2F0 1F1\n3F0 0F1", 0),
+        # a replica of the first stage stands alone
+        ("0F0 3F0 3F1\n1F0 2F1\n2F0 1F1\n0F1", 2),
+    ],
+)
+def test_tied_stages_of_the_same_devices_need_no_reduction(text: str, time: float) -> None:
+    assert UniformCosts(tied="0+3", tied_reduction=2).tied_reductions(Schedule.from_text(text), SLOTS).tolist() == [time]
+
+
+def test_a_chunk_takes_its_share_of_a_reduction_and_shared_weights_do_not_shrink() -> None:
+    # numbers of one of 4 stages, in a schedule with 8: half the weights each; microbatches do not matter
+    schedule = generate("interleaved", devices=4, microbatches=8)
+    costs = UniformCosts(reduction=3, unshard=2, tied="0+7", tied_reduction=1, stages=4, microbatches=16)
+    assert costs.reductions(schedule, SLOTS).tolist() == [1.5] * 8
+    assert costs.unshards(schedule, SLOTS).tolist() == [1.0] * 8
+    assert costs.tied_reductions(schedule, SLOTS).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reduction": -1}, "reduction holds -1.0, which is negative"),
+        ({"unshard": math.nan}, "unshard holds nan, which is not finite"),
+        ({"tied": "0+3", "tied_reduction": [1, 2]}, "tied_reduction must be one number"),
+        ({"tied_reduction": 1}, "tied names no stages"),
+        ({"tied": [(0, 3), (3, 5)]}, "no stage in two of them"),
+        ({"tied": [(0,)]}, "groups of two or more stages"),
+        ({"tied": "0-3"}, "tied must be groups of stages"),
+        ({"tied": [0, 3]}, "tied must be groups of stages"),
+        ({"tied": [(0, -3)]}, "a stage of tied must be at least 0, got -3"),
+        ({"buckets": 0}, "buckets must be"),
+        ({"buckets": 1.5}, "buckets must be"),
+        ({"reduce_every_microbatch": 1}, "reduce_every_microbatch must be True or False"),
+    ],
+)
+def test_wrong_costs_of_collectives_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        UniformCosts(**given)
+
+
+def test_tied_stages_must_be_there() -> None:
+    with pytest.raises(ScheduleError, match=r"tied names stage 7, and the schedule has stages 0\.\.1"):
+        UniformCosts(tied="0+7").tied_stages(SPLIT)
+
+
+def test_a_reduction_belongs_to_a_stage() -> None:
+    with pytest.raises(ScheduleError, match="reduction belongs to a stage, not to a microbatch"):
+        UniformCosts(reduction=[[1.0], [2.0]]).reductions(SPLIT, SLOTS)
