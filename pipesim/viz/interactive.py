@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,18 @@ from numpy.typing import NDArray
 from pipesim.errors import ScheduleError
 from pipesim.files import write_atomically
 from pipesim.memory import MemoryCurve
+from pipesim.op import Kind
 from pipesim.timeline import Timeline
-from pipesim.units import format_time
+from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
-from pipesim.viz.scene import Group, Scene, bins, printable, scene, size_axis, time_axis, waits
+from pipesim.viz.axes import printable, size_axis, time_axis
+from pipesim.viz.hover import Hover
+from pipesim.viz.overlay import overlaid
+from pipesim.viz.points import bar_in_cell, memory_curves
+from pipesim.viz.scene import Group, Scene, bins, scene
 from pipesim.viz.text import headline
 
-__all__ = ["BARS", "CONFIG", "PATHS", "TEXTS", "figure", "write_html"]
+__all__ = ["BARS", "CONFIG", "PATHS", "TEXTS", "figure", "overlay", "write_html", "write_overlay"]
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +42,6 @@ PATHS = 500_000  # bars, above which only a heatmap is drawn
 _COLUMNS = 2_800  # of a heatmap: about the pixels of a screen
 _CELLS = 120_000  # of a heatmap, at most
 _FEW = 250  # bars of one look on a device, of which the outlines do not cover each other
-_MEMORY_POINTS = 60_000  # of all memory curves together
 _LEGEND_DEVICES = 12  # memory curves named in the legend
 
 # No button that uploads the user's data to a cloud, which Plotly 7 shows by default.
@@ -47,13 +51,15 @@ CONFIG: dict[str, Any] = {"showSendToCloud": False, "displaylogo": False, "respo
 _INK, _GRID, _IDLE = "#777777", "rgba(128,128,128,0.25)", "rgba(128,128,128,0.12)"
 
 
-def figure(timeline: Timeline, *, title: str | None = None, memory: bool = True) -> go.Figure:
+def figure(timeline: Timeline, *, title: str | None = None, memory: bool = True, lanes: bool | None = None) -> go.Figure:
     """Returns the Gantt chart of a run, device 0 on top, with the memory curves below on the same axis of time.
 
     Args:
         timeline: The run.
         title: What stands above it; by default the schedule, its size and its figures.
         memory: Whether to show the memory curves (where anything is held at all).
+        lanes: Whether communication has lanes below each device's compute; None for where it has times of its own. Runs of more
+            than :data:`PATHS` bars have none.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -61,21 +67,56 @@ def figure(timeline: Timeline, *, title: str | None = None, memory: bool = True)
         >>> [trace.name for trace in shown.data][:3], shown.layout.xaxis.title.text
         (['F forward', 'B backward', 'device 0'], 'time (slots)')
     """
-    bars = scene(timeline)
+    bars = scene(timeline, lanes=_lanes.shown(timeline, lanes))
+    bars = bars if len(bars) <= PATHS else scene(timeline)
     scale, unit = time_axis(bars.span, bars.unit)
     result = go.Figure()
     if len(bars) <= BARS:
-        _add_bars(result, timeline, bars, scale)
+        _add_bars(result, Hover(bars, [timeline]), scale)
     else:
-        _add_heatmap(result, timeline, bars, scale)
-    curves = _memory_curves(timeline) if memory else []
-    _lay_out(result, bars, scale, unit, _title(timeline) if title is None else title, with_memory=bool(curves))
+        # what the pointer finds is compute
+        _add_heatmap(result, Hover(scene(timeline) if bars.lanes else bars, [timeline]), scale, bars)
+    curves = memory_curves(timeline) if memory else []
+    names = [f"device {device}" for device in range(bars.num_devices)]
+    _lay_out(result, bars, names, scale, unit, _title(timeline) if title is None else title, with_memory=bool(curves))
     if curves:
         _add_memory(result, timeline, curves, scale, unit)
     return result
 
 
-def write_html(timelines: Timeline | Sequence[Timeline], path: str | os.PathLike[str], *, inline: bool = True, memory: bool = True) -> None:
+def overlay(sim: Timeline, run: Timeline) -> go.Figure:
+    """Returns both runs on one axis of time, per device the simulated one above the measured one.
+
+    Args:
+        sim: What stands above.
+        run: What stands below; of several steps that of median makespan.
+
+    Raises:
+        ScheduleError: One is in seconds and the other in slots.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> schedule = generate("1f1b", 2, 4)
+        >>> shown = overlay(*(simulate(schedule, UniformCosts(forward=forward, backward=2)) for forward in (1, 1.5)))
+        >>> list(shown.layout.yaxis.ticktext)
+        ['device 0  first', 'second', 'device 1  first', 'second']
+    """
+    both = overlaid(sim, run)
+    bars, hover = both.bars, Hover(both.bars, both.runs, both.names)
+    scale, unit = time_axis(bars.span, bars.unit)
+    result = go.Figure()
+    (_add_bars if len(bars) <= BARS else _add_heatmap)(result, hover, scale)
+    first, _, rest = html.escape(both.title, quote=False).partition("\n")
+    _lay_out(result, bars, both.bands, scale, unit, f"<b>{first}</b><br>{rest}", with_memory=False)
+    result.update_layout(margin={"l": 140, "t": 80}, xaxis={"range": [0, bars.span * scale * 1.004 or 1]})
+    for one in both.runs:
+        result.add_vline(x=one.makespan * scale, line={"color": _INK, "width": 1, "dash": "dot"})
+    return result
+
+
+def write_html(
+    timelines: Timeline | Sequence[Timeline], path: str | os.PathLike[str], *, inline: bool = True, memory: bool = True, lanes: bool | None = None
+) -> None:
     """Writes one page with the charts of one or several runs.
 
     Args:
@@ -83,6 +124,7 @@ def write_html(timelines: Timeline | Sequence[Timeline], path: str | os.PathLike
         path: Where to.
         inline: Whether plotly.js (4.8 MB) is part of the page, once. Without it the page is small and needs the network.
         memory: Whether to show the memory curves.
+        lanes: As of :func:`figure`.
 
     Raises:
         ScheduleError: There is no run to show.
@@ -100,15 +142,24 @@ def write_html(timelines: Timeline | Sequence[Timeline], path: str | os.PathLike
     runs = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     if not runs:
         raise ScheduleError("there is no run to write; give one Timeline or several")
-    library: bool | str = True if inline else "cdn"
+    names = dict.fromkeys(run.schedule.name for run in runs)
+    _write_page((figure(run, memory=memory, lanes=lanes) for run in runs), ", ".join(names), path, inline)
+
+
+def write_overlay(sim: Timeline, run: Timeline, path: str | os.PathLike[str], *, inline: bool = True) -> None:
+    """Writes one page with :func:`overlay`; see :func:`write_html`."""
+    names = dict.fromkeys((sim.schedule.name, run.schedule.name))
+    _write_page([overlay(sim, run)], ", ".join(names), path, inline)
+
+
+def _write_page(figures: Iterable[go.Figure], title: str, path: str | os.PathLike[str], inline: bool) -> None:
     parts = []
-    for number, run in enumerate(runs):
-        shown = figure(run, memory=memory)
+    library: bool | str = True if inline else "cdn"
+    for number, shown in enumerate(figures):
         # a fixed id: the same run is the same file
         parts.append(shown.to_html(CONFIG, include_plotlyjs=library, full_html=False, validate=False, div_id=f"timeline-{number}"))
         library = False
-    name = html.escape(printable(", ".join(dict.fromkeys(run.schedule.name for run in runs))))
-    write_atomically(path, _PAGE.format(title=name, body="\n".join(parts)))
+    write_atomically(path, _PAGE.format(title=html.escape(printable(title)), body="\n".join(parts)))
 
 
 _PAGE = """<!DOCTYPE html>
@@ -143,13 +194,13 @@ def _title(timeline: Timeline) -> str:
 
 def _group_name(group: Group, bars: Scene) -> str:
     name = palette.KIND_LABELS[group.kind]
-    if bars.num_chunks == 1:
+    if bars.num_chunks == 1 or group.kind > Kind.U:
         return name
     return f"{name}, chunk {group.shade}" + (f", {group.shade + palette.SHADES}, …" if bars.num_chunks > palette.SHADES else "")
 
 
-def _add_bars(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) -> None:
-    why = waits(timeline)
+def _add_bars(target: go.Figure, hover: Hover, scale: float) -> None:
+    bars = hover.bars
     height = np.round(bars.bottom - bars.top, 6)  # without the dust of 7.9 - 7.1
     for group in bars.groups:
         own = group.bars
@@ -162,7 +213,7 @@ def _add_bars(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) 
             width=float(heights[0]) if (heights == heights[0]).all() else heights,
             name=_group_name(group, bars),
             marker={"color": group.color, "line": {"color": palette.edge_color(group.color), "width": 0.5}},
-            hovertext=[_hover(timeline, bars, bar, why(int(bars.slot[bar]), int(bars.step[bar]))) for bar in own.tolist()],
+            hovertext=[hover.text(bar) for bar in own.tolist()],
             hoverinfo="text",
             text=[bars.label(bar) for bar in own.tolist()] if len(bars) <= TEXTS else None,
             textposition="inside" if len(bars) <= TEXTS else "none",
@@ -172,26 +223,14 @@ def _add_bars(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) 
         )
 
 
-def _hover(timeline: Timeline, bars: Scene, bar: int, wait: str) -> str:
-    start, end = (float(column[bar]) for column in (bars.start, bars.end))
-    times = (f"{what} {format_time(value, bars.unit)}" for what, value in (("start", start), ("end", end), ("duration", end - start)))
-    return f"<b>{_what(timeline, bars, bar)}</b>, device {bars.device[bar]}<br>{', '.join(times)}<br>{wait}"
-
-
-def _what(timeline: Timeline, bars: Scene, bar: int) -> str:
-    """The op, the pair that it is half of, and the step where there are several."""
-    text = str(bars.op(bar))
-    if bars.bottom[bar] - bars.top[bar] < 0.5:
-        text += f" of {timeline.schedule.slot(int(bars.slot[bar]))}"
-    return f"{text}, step {bars.step[bar]}" if timeline.steps > 1 else text
-
-
-def _add_heatmap(target: go.Figure, timeline: Timeline, bars: Scene, scale: float) -> None:
-    """What many bars are: paths under an invisible heatmap, or a visible one."""
-    halves = 2 if (bars.bottom - bars.top < 0.5).any() else 1
+def _add_heatmap(target: go.Figure, hover: Hover, scale: float, drawn_bars: Scene | None = None) -> None:
+    """What many bars are: paths under an invisible heatmap, or a visible one. What is drawn may be more than what can be pointed at."""
+    bars = hover.bars
+    every = bars if drawn_bars is None else drawn_bars
+    halves = 2 if bars.halved.any() else 1
     rows = bars.num_devices * halves
     columns = max(1, min(_COLUMNS, _CELLS // rows))
-    bar = _bar_in_cell(bars, halves, columns)
+    bar = bar_in_cell(bars, halves, columns)
     there = bar >= 0
     data = np.zeros((rows, columns, 3), np.float32)
     data[there] = np.stack([bars.start, bars.end, bars.end - bars.start], axis=1)[bar[there]] * scale
@@ -199,9 +238,9 @@ def _add_heatmap(target: go.Figure, timeline: Timeline, bars: Scene, scale: floa
     if len(bars) > PATHS:
         z, drawn = _binned(target, bars, halves, columns)
     else:
-        shapes = [_path(group, bars, scale) | {"legendrank": rank} for rank, group in enumerate(bars.groups, 1)]
+        shapes = [_path(group, every, scale) | {"legendrank": rank} for rank, group in enumerate(every.groups, 1)]
         # Where bars are thinner than a pixel, what is drawn later covers what is below: the kind that takes least time comes last.
-        time = [float((bars.end - bars.start)[group.bars].sum()) for group in bars.groups]
+        time = [float((every.end - every.start)[group.bars].sum()) for group in every.groups]
         target.update_layout(shapes=[shapes[number] for number in np.argsort(time)[::-1]])
     unit = time_axis(bars.span, bars.unit)[1]
     width = bars.span * scale / columns
@@ -211,7 +250,7 @@ def _add_heatmap(target: go.Figure, timeline: Timeline, bars: Scene, scale: floa
         dx=width,
         y0=0.5 / halves,
         dy=1 / halves,
-        text=_texts(timeline, bars, bar),
+        text=_texts(hover, bar),
         customdata=data,
         hovertemplate=f"<b>%{{text}}</b><br>start %{{customdata[0]:.6~g}}, end %{{customdata[1]:.6~g}}, duration %{{customdata[2]:.6~g}} {unit}<extra></extra>",
         hoverongaps=False,
@@ -241,35 +280,16 @@ def _path(group: Group, bars: Scene, scale: float) -> dict[str, Any]:
     }
 
 
-def _bar_in_cell(bars: Scene, halves: int, columns: int) -> NDArray[np.int64]:
-    """(rows, columns) the bar at the middle of each cell, else one that starts in it, else -1."""
-    result = np.full(bars.num_devices * halves * columns, -1)
-    per_column = columns / bars.span if bars.span else 0.0
-    left, right = bars.start * per_column, bars.end * per_column
-    # middles of cells are k + 0.5; those in [left, right) belong to the bar
-    first, last = np.ceil(left - 0.5).astype(np.int64), np.ceil(right - 0.5).astype(np.int64)
-    count = np.clip(last, 0, columns) - first
-    for half in range(halves):
-        middle = bars.device + (half + 0.5) / halves
-        own = np.flatnonzero((bars.top < middle) & (middle < bars.bottom))
-        row = (bars.device[own] * halves + half) * columns
-        result[row + np.minimum(left[own].astype(np.int64), columns - 1)] = own
-        # cells row + first, row + first + 1, … of every bar
-        offset = np.arange(count[own].sum()) - np.repeat(np.cumsum(count[own]) - count[own], count[own])
-        result[np.repeat(row + first[own], count[own]) + offset] = np.repeat(own, count[own])
-    return result.reshape(-1, columns)
-
-
-def _texts(timeline: Timeline, bars: Scene, bar: NDArray[np.int64]) -> NDArray[np.object_]:
+def _texts(hover: Hover, bar: NDArray[np.int64]) -> NDArray[np.object_]:
     """(rows, columns) the op of each cell and, where it waited, for what. Short and without tags, for they make most of the page."""
-    why = waits(timeline)
+    bars = hover.bars
     shown, cell = np.unique(bar, return_inverse=True)
     follows = np.append(False, (bars.device[1:] == bars.device[:-1]) & (bars.start[1:] <= bars.end[:-1]))
     texts = np.full(len(shown), "", dtype=object)
     for number, index in enumerate(shown.tolist()):
         if index >= 0:
-            texts[number] = f"{_what(timeline, bars, index)}, device {bars.device[index]}"
-            wait = "" if follows[index] else why(int(bars.slot[index]), int(bars.step[index]))
+            texts[number] = f"{hover.what(index)}, {hover.device(index)}"
+            wait = "" if follows[index] else hover.why(index)
             if wait.startswith("waited"):
                 texts[number] += ", " + wait.partition(" (sent")[0]
     return texts[cell.reshape(bar.shape)]
@@ -295,29 +315,6 @@ def _binned(target: go.Figure, bars: Scene, halves: int, columns: int) -> tuple[
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def _memory_curves(timeline: Timeline) -> list[MemoryCurve]:
-    """One curve per device with no more points than a picture can show; nothing where nothing is ever held."""
-    devices = timeline.schedule.num_devices
-    curves = [_thinned(timeline.memory(device), _MEMORY_POINTS // devices) for device in range(devices)]
-    return curves if any(curve.peak for curve in curves) else []
-
-
-def _thinned(curve: MemoryCurve, points: int) -> MemoryCurve:
-    """The points where something changes; where these are too many, the highest and the last of each short span of time."""
-    levels = np.stack(list(curve.categories.values()))
-    # the last of the changes at one moment, whose times may differ by the dust of float sums
-    last = np.append(np.diff(curve.times) > 1e-9 * (curve.times[-1] - curve.times[0]), True)
-    keep = np.flatnonzero(last)
-    keep = keep[np.append(True, (levels[:, keep[1:]] != levels[:, keep[:-1]]).any(axis=0))]
-    if len(keep) > points:
-        times, total = curve.times[keep], curve.total[keep]
-        span = np.floor((times - times[0]) / (times[-1] - times[0]) * max(1, points // 2)).astype(np.int64)
-        ends = np.append(np.flatnonzero(np.diff(span)), len(span) - 1)
-        highest = np.lexsort((total, span))[ends]
-        keep = keep[np.union1d(highest, ends)]
-    return MemoryCurve(curve.device, curve.times[keep], {name: values[keep] for name, values in curve.categories.items()}, curve.unit)
 
 
 def _add_memory(target: go.Figure, timeline: Timeline, curves: Sequence[MemoryCurve], scale: float, unit: str) -> None:
@@ -349,9 +346,9 @@ def _add_memory(target: go.Figure, timeline: Timeline, curves: Sequence[MemoryCu
 # -- layout ------------------------------------------------------------------------------------------------------------
 
 
-def _lay_out(target: go.Figure, bars: Scene, scale: float, unit: str, title: str, with_memory: bool) -> None:
+def _lay_out(target: go.Figure, bars: Scene, names: Sequence[str], scale: float, unit: str, title: str, with_memory: bool) -> None:
     devices = bars.num_devices
-    chart = devices * min(44.0, max(14.0, 480 / devices))
+    chart = devices * min(44.0, max(14.0, 480 / devices)) * (1.5 if bars.lanes else 1)
     gap, memory = (40, 180) if with_memory else (0, 0)
     inner = chart + gap + memory
     bottom = 1 - chart / inner
@@ -381,8 +378,8 @@ def _lay_out(target: go.Figure, bars: Scene, scale: float, unit: str, title: str
         yaxis={
             "domain": [bottom, 1],
             "range": [devices, 0],
-            "tickvals": shown + 0.5,
-            "ticktext": [f"device {device}" for device in shown],
+            "tickvals": shown + (sum(bars.compute_band) / 2 if bars.lanes else 0.5),
+            "ticktext": [names[device] for device in shown.tolist()],
             "showgrid": False,
             "fixedrange": True,
             **line,

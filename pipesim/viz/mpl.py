@@ -29,14 +29,18 @@ from pipesim.memory import CATEGORIES
 from pipesim.op import Kind
 from pipesim.sweep import Row, pareto_front
 from pipesim.units import format_bytes
+from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
-from pipesim.viz.scene import MARGIN, Scene, bins, printable, scene, size_axis, time_axis
+from pipesim.viz.axes import printable, size_axis, time_axis
+from pipesim.viz.overlay import BAND_EDGES, overlaid
+from pipesim.viz.points import distinct, rectangles, steps
+from pipesim.viz.scene import Scene, bins, scene
 from pipesim.viz.text import headline
 
 if TYPE_CHECKING:
     from pipesim.timeline import Timeline
 
-__all__ = ["figure", "gantt", "memory", "pareto", "pyplot_axes", "save"]
+__all__ = ["figure", "gantt", "memory", "overlay", "pareto", "pyplot_axes", "save", "save_overlay"]
 
 Floats = NDArray[np.float64]
 
@@ -50,13 +54,14 @@ _BAND = 0.1  # how much of the text's colour idle bands have
 _FONT = 7.0  # points, of the labels in bars
 
 
-def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True) -> Axes:
+def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True, lanes: bool | None = None) -> Axes:
     """Draws a Gantt chart, device 0 on top, time counted from the first start.
 
     Args:
         timeline: The run.
         ax: Where to draw; None makes a figure of its own, ``gantt(...).figure``. It may be changed afterwards.
         labels: Whether bars carry the number of their microbatch, where it fits.
+        lanes: Whether communication has lanes below compute; None for where it has times of its own. Not above 500,000 bars.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -64,37 +69,79 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True) ->
         >>> axes.get_xlabel(), len(axes.collections)
         ('time (slots)', 3)
     """
-    bars = scene(timeline)
+    names = [f"device {device}" for device in range(timeline.schedule.num_devices)]
+    bars = scene(timeline, lanes=_lanes.shown(timeline, lanes))
+    bars = bars if len(bars) <= _SINGLE else scene(timeline)
+    return _drawn(bars, ax, labels, names, f"{printable(timeline.schedule.name)}\n{headline(timeline)}", [bars.compute_band])
+
+
+def overlay(sim: Timeline, run: Timeline, ax: Axes | None = None, *, labels: bool = True) -> Axes:
+    """Draws two runs on one axis of time, per device the simulated one above the measured one; dotted lines are their ends.
+
+    Args:
+        sim: What stands above.
+        run: What stands below; of several steps that of median makespan.
+        ax: Where to draw; None makes a figure of its own.
+        labels: Whether bars carry the number of their microbatch, where it fits.
+
+    Raises:
+        ScheduleError: One is in seconds and the other in slots.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> schedule = generate("1f1b", 2, 4)
+        >>> axes = overlay(*(simulate(schedule, UniformCosts(forward=forward, backward=2)) for forward in (1, 1.5)))
+        >>> [label.get_text() for label in axes.get_yticklabels()]
+        ['device 0  first', 'second', 'device 1  first', 'second']
+    """
+    both = overlaid(sim, run)
+    ax = _drawn(both.bars, ax, labels, both.bands, both.title, BAND_EDGES)
+    for one in both.runs:
+        ax.axvline(one.makespan * time_axis(both.bars.span, one.unit)[0], color=mpl.rcParams["text.color"], linestyle=":", linewidth=0.8)
+    return ax
+
+
+def save_overlay(sim: Timeline, run: Timeline, path: str | os.PathLike[str]) -> None:
+    """Writes :func:`overlay` as a picture; see :func:`save`."""
+    drawn = Figure(figsize=(_WIDTH, _height(2 * max(sim.schedule.num_devices, run.schedule.num_devices), False) + 1.2), layout="constrained")
+    overlay(sim, run, drawn.add_subplot())
+    save(drawn, path)
+
+
+def _drawn(bars: Scene, ax: Axes | None, labels: bool, names: Sequence[str], title: str, edges: Sequence[tuple[float, float]]) -> Axes:
+    """The bars, the names of their bands, and a legend of the kinds; the edges of bands repeat."""
     if ax is None:
-        ax = Figure(figsize=(_WIDTH, _height(bars.num_devices) + 1.2), layout="constrained").add_subplot()
+        ax = Figure(figsize=(_WIDTH, _height(bars.num_devices, bool(bars.lanes)) + 1.2), layout="constrained").add_subplot()
     factor, unit = time_axis(bars.span, bars.unit)
     end = bars.span * factor or 1.0
-    _bands(ax, bars.num_devices, end)
+    _bands(ax, bars.num_devices, end, edges)
     if len(bars) > _SINGLE:
         _image(ax, bars, end)
     else:
         _collections(ax, bars, factor)
     # an image sets limits of its own
-    ax.set(xlim=_limits(end), ylim=(bars.num_devices, 0), xlabel=f"time ({unit})")
+    ax.set(xlim=_limits(end), ylim=(bars.num_devices, 0), xlabel=f"time ({unit}){bars.note}")
     if labels and len(bars) <= _LABELLED:
         _labels(ax, bars, factor)
-    _devices(ax, bars.num_devices)
-    _heading(ax, f"{printable(timeline.schedule.name)}\n{headline(timeline)}")
+    _devices(ax, names, sum(edges[0]) / 2 if bars.lanes else 0.5)
+    _heading(ax, title)
     shades = range(min(bars.num_chunks, palette.SHADES))
-    handles = [tuple(Patch(color=palette.color(kind, shade, bars.num_chunks)) for shade in shades) for kind in bars.kinds]
-    names = [palette.KIND_LABELS[kind] for kind in bars.kinds]
+    entries: dict[str, tuple[Patch, ...]] = {}
+    for kind in bars.kinds:
+        own = shades if kind <= Kind.U else range(1)
+        entries[palette.label(kind)] = tuple(Patch(color=palette.color(kind, shade, bars.num_chunks)) for shade in own)
     if len(shades) > 1:
-        handles.append((Patch(alpha=0),))
-        names.append("lighter: later stage of its device")
-    _legend(ax, handles, names)
+        entries["lighter: later stage of its device"] = (Patch(alpha=0),)
+    _legend(ax, list(entries.values()), list(entries))
     return ax
 
 
-def pyplot_axes(timeline: Timeline) -> Axes:
+def pyplot_axes(timeline: Timeline, lanes: bool | None = None) -> Axes:
     """Returns Axes of a new pyplot figure, of the size that a Gantt chart of this run wants."""
     from matplotlib import pyplot
 
-    return pyplot.figure(figsize=(_WIDTH, _height(timeline.schedule.num_devices) + 1.2), layout="constrained").add_subplot()
+    size = _WIDTH, _height(timeline.schedule.num_devices, _lanes.shown(timeline, lanes)) + 1.2
+    return pyplot.figure(figsize=size, layout="constrained").add_subplot()
 
 
 def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None) -> Axes:
@@ -130,12 +177,12 @@ def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None
         dark = np.mean(to_rgba_array(mpl.rcParams["text.color"])[0, :3]) > 0.5
         colors = mpl.colormaps["viridis"](np.linspace(*((0.3, 1.0) if dark else (0.0, 0.87)), len(curves)))
         for curve, color in zip(curves, colors, strict=True):
-            x, y = _steps(curve.times - timeline.first_start, curve.total)
+            x, y = steps(curve.times - timeline.first_start, curve.total)
             handles += ax.plot(np.append(x * time, end), np.append(y, y[-1]) * size, color=color, linewidth=1, label=f"device {curve.device}")
         handles = [handles[i] for i in np.unique(np.linspace(0, len(handles) - 1, 8).astype(int))]
     else:
         (curve,) = curves
-        x, last = _distinct(curve.times - timeline.first_start)
+        x, last = distinct(curve.times - timeline.first_start)
         bottom = np.zeros(len(x) + 1)
         for category in CATEGORIES:
             values = curve.categories[category][last]
@@ -156,8 +203,12 @@ def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None
     return ax
 
 
-def figure(timeline: Timeline) -> Figure:
+def figure(timeline: Timeline, *, lanes: bool | None = None) -> Figure:
     """Draws the Gantt chart and, on the same time axis below, what every device holds.
+
+    Args:
+        timeline: The run.
+        lanes: As of :func:`gantt`.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -165,11 +216,11 @@ def figure(timeline: Timeline) -> Figure:
         >>> [axes.get_ylabel() for axes in drawn.axes]
         ['', 'memory (units)']
     """
-    height = _height(timeline.schedule.num_devices) + 1.2
+    height = _height(timeline.schedule.num_devices, _lanes.shown(timeline, lanes)) + 1.2
     drawn = Figure(figsize=(_WIDTH, height + 3.0), layout="constrained")
     upper, lower = drawn.subplots(2, 1, gridspec_kw={"height_ratios": [height, 3.0]})
     lower.sharex(upper)
-    gantt(timeline, upper)
+    gantt(timeline, upper, lanes=lanes)
     memory(timeline, lower)
     return drawn
 
@@ -254,9 +305,9 @@ def pareto(rows: Sequence[Row], ax: Axes | None = None, *, by: Sequence[str] = (
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _height(num_devices: int) -> float:
+def _height(num_devices: int, lanes: bool) -> float:
     """Inches for the rows."""
-    return float(np.clip(0.32 * num_devices, 0.8, 10.0))
+    return float(np.clip((0.52 if lanes else 0.32) * num_devices, 0.8, 10.0))
 
 
 def _points(ax: Axes) -> tuple[float, float]:
@@ -270,10 +321,11 @@ def _limits(end: float) -> tuple[float, float]:
     return -0.004 * end, 1.004 * end
 
 
-def _bands(ax: Axes, num_devices: int, end: float) -> None:
+def _bands(ax: Axes, num_devices: int, end: float, edges: Sequence[tuple[float, float]]) -> None:
     """A faint band per device: where it shows, the device is idle. In the text's colour, so that dark styles work."""
-    device = np.arange(num_devices, dtype=np.float64)
-    vertices = _rectangles(np.zeros(num_devices), np.full(num_devices, end), device + MARGIN, device + 1 - MARGIN)
+    device, edge = np.arange(num_devices), np.array(edges)
+    top, bottom = (device + edge[device % len(edge), side] for side in (0, 1))
+    vertices = rectangles(np.zeros(num_devices), np.full(num_devices, end), top, bottom)
     ax.add_collection(PolyCollection(vertices, facecolors=mpl.rcParams["text.color"], alpha=_BAND, linewidths=0, zorder=0), autolim=False)
 
 
@@ -288,7 +340,7 @@ def _collections(ax: Axes, bars: Scene, factor: float) -> None:
         usual = float(np.median(length[own]))
         dense = len(own) > bars.num_devices * width / 72 * _DPI / 3
         collection = PolyCollection(
-            _rectangles(bars.start[own] * factor, bars.end[own] * factor, bars.top[own], bars.bottom[own]),
+            rectangles(bars.start[own] * factor, bars.end[own] * factor, bars.top[own], bars.bottom[own]),
             facecolors=group.color,
             edgecolors=palette.edge_color(group.color) if usual >= 4 else group.color,
             linewidths=0.4 if usual >= 4 else 0.0 if dense else 0.5 if usual >= 0.5 else 1.0,
@@ -296,11 +348,6 @@ def _collections(ax: Axes, bars: Scene, factor: float) -> None:
             label=palette.KIND_LABELS[group.kind],
         )
         ax.add_collection(collection, autolim=False)
-
-
-def _rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Any:  # matplotlib's types know no arrays here
-    """(bars, 4, 2) corners."""
-    return np.stack([np.stack([left, left, right, right], axis=1), np.stack([top, bottom, bottom, top], axis=1)], axis=2)
 
 
 def _image(ax: Axes, bars: Scene, end: float) -> None:
@@ -334,11 +381,11 @@ def _labels(ax: Axes, bars: Scene, factor: float) -> None:
             ax.text(x, y, label, ha="center", va="center", fontsize=size, color=color, clip_on=True)
 
 
-def _devices(ax: Axes, num_devices: int) -> None:
+def _devices(ax: Axes, names: Sequence[str], middle: float) -> None:
     """The devices' names, as many as can be read."""
-    row = _points(ax)[1] / max(1, num_devices)
-    shown = np.arange(0, num_devices, max(1, int(np.ceil(9 / row))))
-    ax.set_yticks(shown + 0.5, [f"device {device}" for device in shown.tolist()], fontsize=8)
+    row = _points(ax)[1] / max(1, len(names))
+    shown = np.arange(0, len(names), max(1, int(np.ceil(9 / row))))
+    ax.set_yticks(shown + middle, [names[band] for band in shown.tolist()], fontsize=8)
     ax.tick_params(axis="y", length=0)
 
 
@@ -351,18 +398,3 @@ def _legend(ax: Axes, handles: list[Any], names: list[Any]) -> None:
     place: dict[str, Any] = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "ncols": max(1, len(handles)), "frameon": False}
     together = {tuple: HandlerTuple(ndivide=None, pad=0)}
     ax.legend(handles, names, loc="lower left", handler_map=together, fontsize=8, handlelength=1.4, columnspacing=1.4, **place)
-
-
-def _distinct(times: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The times without repetition, and the index of the last point at each."""
-    last = np.flatnonzero(np.append(np.diff(times) > 0, True))
-    return times[last], last
-
-
-def _steps(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Corners of a step curve. Where it falls and rises within one moment no dip is drawn; a peak of a moment is."""
-    x, last = _distinct(times)
-    first = np.concatenate([[0], last[:-1] + 1])
-    after = values[last]
-    before = np.concatenate([[after[0]], after[:-1]])
-    return np.repeat(x, 3), np.stack([before, np.maximum(np.maximum.reduceat(values, first), np.maximum(before, after)), after], axis=1).ravel()

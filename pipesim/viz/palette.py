@@ -1,6 +1,7 @@
 """One colour per kind of op, in every view.
 
-The hues are Okabe and Ito's (2008, "Color Universal Design"), which people with any common colour blindness tell apart. A
+The hues of compute are Okabe and Ito's (2008, "Color Universal Design"), which people with any common colour blindness tell
+apart; those of communication were searched for so that the same holds for all together, on white and on dark. A
 pair has no colour of its own: each of its halves has that of its kind. Where a device holds several stages, the first
 has the colour itself and later ones lighter shades of the same hue.
 """
@@ -9,20 +10,33 @@ from __future__ import annotations
 
 from pipesim.op import Kind
 
-__all__ = ["IDLE", "KIND_COLORS", "KIND_LABELS", "MEMORY_COLORS", "SHADES", "color", "edge_color", "text_color"]
+__all__ = ["IDLE", "KIND_COLORS", "KIND_LABELS", "MEMORY_COLORS", "SHADES", "SHARED_LABELS", "color", "edge_color", "label", "text_color"]
 
 SHADES = 4  # more stages on a device than that begin again with the first shade
 
-_COMMUNICATION = "#666666"
+# Sender and receiver of a message have one colour: they are told apart by their lanes.
+_ACTIVATION, _GRADIENT, _MOVE = "#56b4e9", "#97a65b", "#666666"
 
-KIND_COLORS: dict[Kind, str] = dict.fromkeys(Kind, _COMMUNICATION) | {
+KIND_COLORS: dict[Kind, str] = {
     Kind.F: "#0072b2",
     Kind.B: "#009e73",
     Kind.I: "#e69f00",
     Kind.W: "#cc79a7",
     Kind.R: "#f0e442",
     Kind.U: "#d55e00",
+    Kind.REDUCE_GRAD: "#844cd9",
+    Kind.SEND_F: _ACTIVATION,
+    Kind.RECV_F: _ACTIVATION,
+    Kind.SEND_B: _GRADIENT,
+    Kind.RECV_B: _GRADIENT,
+    Kind.UNSHARD: "#8c4331",
+    Kind.RESHARD: "#8c4331",
+    Kind.OFFLOAD: _MOVE,
+    Kind.RELOAD: _MOVE,
 }
+
+# What a colour means in a legend, where several kinds share it.
+SHARED_LABELS = {_ACTIVATION: "activation message", _GRADIENT: "gradient message", "#8c4331": "unshard, reshard", _MOVE: "offload, reload"}
 
 KIND_LABELS: dict[Kind, str] = {
     Kind.F: "F forward",
@@ -72,6 +86,16 @@ def color(kind: Kind, chunk: int = 0, num_chunks: int = 1) -> str:
         ('#0072b2', '#73b1d5')
     """
     return _mixed(KIND_COLORS[kind], 255, _WHITE[min(max(num_chunks, 1), SHADES)][chunk % min(max(num_chunks, 1), SHADES)])
+
+
+def label(kind: Kind) -> str:
+    """What the colour of a kind means, for a legend that has every colour once.
+
+    Examples:
+        >>> label(Kind.F), label(Kind.RECV_B)
+        ('F forward', 'gradient message')
+    """
+    return SHARED_LABELS.get(KIND_COLORS[kind], KIND_LABELS[kind])
 
 
 def edge_color(background: str) -> str:

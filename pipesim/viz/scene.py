@@ -1,13 +1,16 @@
 """A picture as data: the bars that every view draws, as columns.
 
 Times count from the start of the first op. Device d takes the band from y = d to y = d + 1, and y grows downwards, so
-device 0 is on top. A pair is two bars of half the height, its first half above::
+device 0 is on top. A pair is two bars of half the height, its first half above. Communication has lanes of its own below::
 
-    y = d    +---------+----+         top = d + 0.1
+    y = d    +---------+----+         top = d + 0.1                     with lanes    d + 0.06
              |         | F4 |         middle of a pair = d + 0.5
              |   B2    +----+
              |         | B0 |
-    y = d+1  +---------+----+         bottom = d + 0.9
+             +---------+----+         bottom = d + 0.9                                d + 0.6
+                    |=send=|
+                  |==recv===|                                                         d + 0.94
+    y = d+1
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from numpy.typing import NDArray
 from pipesim.dataflow import first_updates
 from pipesim.op import Kind, Op
 from pipesim.units import format_time
+from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
+from pipesim.viz.axes import printable, size_axis, ticks, time_axis
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule
@@ -35,6 +40,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MARGIN = 0.1  # the free part of a device's band above and below its bars
+_WITH_LANES = (0.06, 0.6, 0.64, 0.94)  # the same where there are lanes: compute from and to, lanes from and to
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,9 @@ class Scene:
         chunk: (bars,) the how-manieth of its device's stages, from 0.
         microbatch: (bars,) the number of the update for U.
         step: (bars,)
-        slot: (bars,) compute slot of the schedule; the halves of a pair share one.
+        slot: (bars,) compute slot of the schedule; the halves of a pair share one, and communication has -1.
+        transfer: (bars,) which of :func:`pipesim.viz.lanes.transfers`; -1 for compute.
+        lanes: Names of the lanes below compute, from above; none where they are not shown.
     """
 
     num_devices: int
@@ -93,6 +101,8 @@ class Scene:
     microbatch: Ints
     step: Ints
     slot: Ints
+    transfer: Ints
+    lanes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of bars."""
@@ -106,9 +116,27 @@ class Scene:
     def label(self, bar: int) -> str:
         """What stands in a bar: the number of the microbatch, as in the papers' pictures, where the colour says the kind."""
         op = self.op(bar)
+        if self.transfer[bar] >= 0:
+            return f"stage {op.stage}" if op.kind in (Kind.REDUCE_GRAD, Kind.UNSHARD) else str(op.microbatch)
         if op.kind < Kind.U:
             return str(op.microbatch)
         return f"{op.kind.name}{'' if op.microbatch is None else op.microbatch}"
+
+    @property
+    def compute_band(self) -> tuple[float, float]:
+        """The part of a device's band that its compute has."""
+        return _WITH_LANES[:2] if self.lanes else (MARGIN, 1 - MARGIN)
+
+    @property
+    def note(self) -> str:
+        """What an axis of time says about the lanes."""
+        return f" · below each device: {', '.join(self.lanes)}" if self.lanes else ""
+
+    @property
+    def halved(self) -> NDArray[np.bool_]:
+        """(bars,) whether it is half of a pair."""
+        top, bottom = self.compute_band
+        return np.asarray((self.slot >= 0) & (self.bottom - self.top < 0.75 * (bottom - top)))
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -126,28 +154,43 @@ class Scene:
         return [Kind(int(kind)) for kind in np.unique(self.kind)]
 
 
-def scene(timeline: Timeline) -> Scene:
+def scene(timeline: Timeline, lanes: bool = False) -> Scene:
     """Returns the bars of a run.
+
+    Args:
+        timeline: The run.
+        lanes: Whether the bars of communication follow those of compute, as far as there is any that takes time.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
-        >>> bars = scene(simulate(generate("gpipe", 2, 1), UniformCosts(forward=1, backward=2)))
+        >>> run = simulate(generate("gpipe", 2, 1), UniformCosts(forward=1, backward=2, latency=0.5))
+        >>> bars = scene(run)
         >>> [(str(bars.op(i)), int(bars.device[i]), float(bars.start[i]), float(bars.end[i])) for i in range(len(bars))]
-        [('0F0', 0, 0.0, 1.0), ('0B0', 0, 4.0, 6.0), ('1F0', 1, 1.0, 2.0), ('1B0', 1, 2.0, 4.0)]
+        [('0F0', 0, 0.0, 1.0), ('0B0', 0, 5.0, 7.0), ('1F0', 1, 1.5, 2.5), ('1B0', 1, 2.5, 4.5)]
+        >>> with_lanes = scene(run, lanes=True)
+        >>> with_lanes.lanes, [str(with_lanes.op(i)) for i in range(len(bars), len(with_lanes))]
+        (('send', 'receive'), ['0SEND_F0', '1SEND_B0', '1RECV_F0', '0RECV_B0'])
     """
     schedule, steps, origin = timeline.schedule, timeline.steps, timeline.first_start
     rows = np.flatnonzero(schedule.kind <= int(Kind.U))
     slot = schedule.row_slot[rows]
     columns = {name: np.tile(column, steps) for name, column in _rows(schedule, rows).items()}
+    columns["start"], columns["end"] = timeline.start[:, slot].ravel() - origin, timeline.end[:, slot].ravel() - origin
+    columns["step"] = np.repeat(np.arange(steps), len(rows))
+    columns["transfer"] = np.full(len(columns["step"]), -1)
+    found = _lanes.bars(timeline, *_WITH_LANES[2:]) if lanes else None
+    if found is not None:
+        for name in ("top", "bottom"):
+            fraction = (columns[name] - columns["device"] - MARGIN) / (1 - 2 * MARGIN)
+            columns[name] = columns["device"] + _WITH_LANES[0] + fraction * (_WITH_LANES[1] - _WITH_LANES[0])
+        columns = {name: np.concatenate([column, found.columns[name]]) for name, column in columns.items()}
     return Scene(
         num_devices=schedule.num_devices,
         num_chunks=int(columns["chunk"].max(initial=0)) + 1,
         origin=origin,
-        span=timeline.makespan,
+        span=max(timeline.makespan, float(columns["end"].max(initial=0.0))),
         unit=timeline.unit,
-        start=timeline.start[:, slot].ravel() - origin,
-        end=timeline.end[:, slot].ravel() - origin,
-        step=np.repeat(np.arange(steps), len(rows)),
+        lanes=() if found is None else found.lanes,
         **columns,
     )
 
@@ -174,6 +217,7 @@ def grid(schedule: Schedule) -> Scene:
         start=start,
         end=start + 1,
         step=np.zeros(len(schedule), np.int64),
+        transfer=np.full(len(schedule), -1),
         **columns,
     )
 
@@ -217,8 +261,21 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
     back = np.flatnonzero(~moves.out)
     reloads = dict(zip(schedule.row_slot[schedule.backward_rows[moves.stage[back], moves.microbatch[back]]].tolist(), back.tolist(), strict=True))
 
+    collective = np.flatnonzero(timeline.traffic.collective)
+    own_collectives = [collective[timeline.traffic.device[collective] == device] for device in range(schedule.num_devices)]
+
     def time(value: float) -> str:
         return format_time(float(value) - origin, timeline.unit)
+
+    def done(device: int, kind: Kind, step: int, after: float, until: float) -> str | None:
+        """The last collective of this kind that ended on the device in a stretch of time."""
+        ops = own_collectives[device]
+        ends = timeline.traffic_end[step, ops]
+        there = np.flatnonzero((timeline.traffic.kind[ops] == int(kind)) & (ends > after) & (ends <= until))
+        if not len(there):
+            return None
+        last = there[np.argmax(ends[there])]
+        return f"{timeline.traffic.op(int(ops[last]))} (done at {time(ends[last])})"
 
     def text(slot: int, step: int) -> str:
         device = int(schedule.slot_device[slot])
@@ -231,6 +288,13 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
         came = float(timeline.arrived[step, message]) if message >= 0 else -math.inf
         if slot in reloads and (back := float(timeline.offload_end[step, reloads[slot]])) > max(free, came):
             return f"waited {waited} for {schedule.op(int(moves.row[reloads[slot]]))} (there at {time(back)})"
+        update = schedule.kind[schedule.slot_row[slot]] == int(Kind.U)
+        if len(collective) and start > free:
+            found = done(device, Kind.REDUCE_GRAD if update else Kind.UNSHARD, step, max(free, came), start)
+            if found is not None:
+                return f"waited {waited} for {found}" + (", then for all devices (barrier)" if slot in gates else "")
+        if timeline.blocking and start > max(free, came):
+            return f"waited {waited} for the lane, which a message of its own held"
         if message >= 0:
             sender = f"{schedule.op(int(messages.source[message]))} of device {messages.source_device[message]}"
             times = f"sent {time(timeline.sent[step, message])}, arrived {time(came)}"
@@ -239,7 +303,7 @@ def waits(timeline: Timeline) -> Callable[[int, int], str]:
             return "no wait: needs nothing from other devices"
         if slot in gates:
             return f"waited {waited} for all devices (barrier)"
-        if schedule.kind[schedule.slot_row[slot]] == int(Kind.U):
+        if update:
             return f"waited {waited} for the gradients of the other replicas"
         return f"waited {waited}"
 
@@ -319,61 +383,6 @@ def _turns(cover: Floats) -> Ints:
         owed[turn, rows] -= 1
         result[:, span] = turn
     return result
-
-
-def time_axis(span: float, unit: str) -> tuple[float, str]:
-    """The factor by which times are multiplied for an axis, and the name of the unit there.
-
-    Examples:
-        >>> time_axis(0.52, "s"), time_axis(33.0, "slot")
-        ((1000.0, 'ms'), (1.0, 'slots'))
-    """
-    if unit != "s":
-        return 1.0, "slots"
-    return _scaled(span, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
-
-
-def size_axis(peak: float, unit: str) -> tuple[float, str]:
-    """The same for memory, bytes in a physical model.
-
-    Examples:
-        >>> size_axis(3.5e9, "s"), size_axis(4, "slot")
-        ((1e-09, 'GB'), (1.0, 'units'))
-    """
-    if unit != "s":
-        return 1.0, "units"
-    return _scaled(peak, ((1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB"), (1.0, "B")))
-
-
-def ticks(span: float, most: int) -> list[float]:
-    """Round numbers from 0 to *span*, at most *most* + 1 of them.
-
-    Examples:
-        >>> ticks(33, 12)
-        [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
-    """
-    if span <= 0:
-        return [0.0]
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(step * power for step in (1, 2, 5, 10) if step * power >= span / most * (1 - 1e-9))
-    return [float(f"{number * step:.12g}") for number in range(math.floor(span / step * (1 + 1e-9)) + 1)]
-
-
-def printable(text: str) -> str:
-    r"""The text with control characters, line breaks and other things that no font shows written as escapes.
-
-    Names come from files. What is left is legal in XML too (after its own escaping).
-
-    Examples:
-        >>> printable("前向 F0\\n\\x01")
-        '前向 F0\\n\\x01'
-    """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """The first scale in which the value is at least 1, else the last."""
-    return next((scale for scale in scales if value * scale[0] >= 1), scales[-1])
 
 
 def _codes(bars: Scene) -> Ints:

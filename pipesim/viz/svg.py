@@ -15,8 +15,10 @@ import numpy as np
 
 from pipesim.errors import DeadlockError, ScheduleError
 from pipesim.op import Kind
+from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
-from pipesim.viz.scene import MARGIN, Scene, bins, grid, printable, scene, ticks, time_axis
+from pipesim.viz.axes import printable, ticks, time_axis
+from pipesim.viz.scene import MARGIN, Scene, bins, grid, scene
 from pipesim.viz.text import headline
 
 if TYPE_CHECKING:
@@ -33,8 +35,13 @@ _FONT = 11
 _DIGIT = 0.62 * _FONT  # generous: what does not fit for certain is left out
 
 
-def timeline_svg(timeline: Timeline) -> str:
+def timeline_svg(timeline: Timeline, lanes: bool | None = None) -> str:
     """A Gantt chart of a run.
+
+    Args:
+        timeline: The run.
+        lanes: Whether communication has lanes below each device's compute; None for where it has times of its own. Runs of
+            more than 20,000 bars have none.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -42,7 +49,8 @@ def timeline_svg(timeline: Timeline) -> str:
         >>> picture[:4], picture.count("<path"), "bubble_fraction 0.3333" in picture
         ('<svg', 2, True)
     """
-    return _picture(scene(timeline), timeline.schedule.name, headline(timeline))
+    bars = scene(timeline, lanes=_lanes.shown(timeline, lanes))
+    return _picture(bars if len(bars) <= _SINGLE else scene(timeline), timeline.schedule.name, headline(timeline))
 
 
 def schedule_svg(schedule: Schedule) -> str:
@@ -70,7 +78,7 @@ def schedule_svg(schedule: Schedule) -> str:
 
 
 def _picture(bars: Scene, name: str, subtitle: str, timed: bool = True) -> str:
-    row = min(28.0, max(6.0, 640 / max(1, bars.num_devices)))
+    row = min(28.0, max(6.0, 640 / max(1, bars.num_devices))) * (1.7 if bars.lanes else 1)
     factor, unit = time_axis(bars.span, bars.unit)
     top = 66
     bottom = top + row * bars.num_devices
@@ -92,7 +100,7 @@ def _picture(bars: Scene, name: str, subtitle: str, timed: bool = True) -> str:
             top,
             bottom,
             scale / factor,
-            f"time ({unit})" if timed else "position on the device",
+            f"time ({unit}){bars.note}" if timed else "position on the device",
         ),
         *(_single(bars, top, row, scale) if len(bars) <= _SINGLE else _binned(bars, top, row)),
     ]
@@ -114,10 +122,10 @@ def _legend(bars: Scene) -> Iterator[str]:
         if palette.KIND_COLORS[kind] in seen:
             continue
         seen.add(palette.KIND_COLORS[kind])
-        for shade in range(shades):
+        for shade in range(1 if bars.lanes and kind > Kind.U else shades):
             yield f'<rect x="{x:g}" y="46" width="11" height="11" fill="{palette.color(kind, shade, bars.num_chunks)}"/>'
             x += 11
-        label = "communication" if kind > Kind.U else palette.KIND_LABELS[kind]
+        label = palette.label(kind)
         yield f'<text x="{x + 5:g}" y="55.5">{label}</text>'
         x += 22 + 6 * len(label)
     if shades > 1:
@@ -127,11 +135,13 @@ def _legend(bars: Scene) -> Iterator[str]:
 def _rows(bars: Scene, top: float, row: float) -> Iterator[str]:
     """Bands in the colour of idle time, and the devices' names, as many as can be read."""
     every = math.ceil(13 / row)
+    upper, lower = bars.compute_band
     for device in range(bars.num_devices):
-        y = top + row * (device + MARGIN)
-        yield f'<rect x="{_LEFT}" y="{y:.2f}" width="{_WIDTH}" height="{row * (1 - 2 * MARGIN):.2f}" fill="{palette.IDLE}"/>'
+        y = top + row * (device + upper)
+        yield f'<rect x="{_LEFT}" y="{y:.2f}" width="{_WIDTH}" height="{row * (lower - upper):.2f}" fill="{palette.IDLE}"/>'
         if device % every == 0:
-            yield f'<text x="{_LEFT - 6}" y="{top + row * (device + 0.5) + 4:.2f}" text-anchor="end">device {device}</text>'
+            middle = top + row * (device + (upper + lower) / 2) + 4
+            yield f'<text x="{_LEFT - 6}" y="{middle:.2f}" text-anchor="end">device {device}</text>'
 
 
 def _axis(values: list[float], top: float, bottom: float, scale: float, label: str) -> Iterator[str]:

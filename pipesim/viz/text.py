@@ -16,7 +16,8 @@ from pipesim.units import format_bytes, format_time
 from pipesim.viz.scene import Scene, printable, scene, size_axis, time_axis
 
 if TYPE_CHECKING:
-    from pipesim.timeline import Comparison, Timeline
+    from pipesim.comparison import Comparison
+    from pipesim.timeline import Timeline
 
 __all__ = ["comparison", "gantt", "headline", "summary"]
 
@@ -25,8 +26,8 @@ _WIDTH = 120
 _SCALARS = ("makespan", "iteration_time", "bubble_fraction", "bubble_overhead", "span_bubble_rate")
 
 
-def summary(timeline: Timeline) -> str:
-    """The figures of a run for people, each with its definition.
+def summary(timeline: Timeline, links: int | None = 10) -> str:
+    """The figures of a run for people, each with its definition; of its links the busiest.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -41,6 +42,8 @@ def summary(timeline: Timeline) -> str:
     lines.append("")
     lines += _table([[name, _value(name, figures[name], unit), DEFINITIONS[name]] for name in _SCALARS], left=(0, 2))
     lines += ["", *_time_table(timeline, figures), "", *_memory_table(timeline, figures)]
+    table = _link_table(timeline, links)
+    lines += ["", *table] if table else []
     notes = _replicas(timeline) + _weights(timeline, figures) + _overflows(timeline)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
@@ -112,6 +115,25 @@ def _memory_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
         counts = [f"{figures[name][device]:g}" for name in [*names, *versions]]
         rows.append([f"device {device}", *(format_bytes(size, unit) for size in sizes), *counts])
     return [*_table(rows), *_defined("peak_memory", *names)]
+
+
+def _link_table(timeline: Timeline, most: int | None) -> list[str]:
+    """What links had to do, the busiest first and no more than *most* of them; nothing where none has a bandwidth."""
+    rows = timeline.link_utilisation()
+    if not rows:
+        return []
+    unit, shown = timeline.unit, rows[:most]
+    slots = "" if unit == "s" else " slots"
+    table = [["links", "busy_share", "bytes" if unit == "s" else "units", "transfers", "longest_wait"]]
+    for row in shown:
+        waited = format_time(row.longest_wait, unit) + slots if row.longest_wait > 1e-12 * timeline.makespan else "0"
+        table.append([printable(row.link), f"{row.busy_share:.4f}", format_bytes(row.bytes, unit), str(row.transfers), waited])
+    rest = [f"  and {len(rows) - len(shown)} that were less busy (--links)"] if len(rows) > len(shown) else []
+    return [
+        *_table(table),
+        *rest,
+        "  busy_share: part of the makespan in which something crosses it; longest_wait: of a message that is ready and not taken",
+    ]
 
 
 def _replicas(timeline: Timeline) -> list[str]:

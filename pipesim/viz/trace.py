@@ -6,13 +6,13 @@ moment nest wrongly in viewers; two slices of one lane never overlap, because vi
     device 0 (stage 0)     compute         |0F0|0F1|      |0B0|        flows s → t → f: producer → its receive slice → consumer
                            send forward        |0SEND_F0|
                            recv backward          |0RECV_B0|
+                           collective                        |0REDUCE_GRAD|
                            memory          counters, one series per category
 """
 
 from __future__ import annotations
 
 import gzip
-import heapq
 import itertools
 import json
 import math
@@ -29,6 +29,7 @@ from pipesim.errors import ScheduleError
 from pipesim.files import whole_or_nothing
 from pipesim.op import Kind
 from pipesim.timeline import Timeline
+from pipesim.viz.lanes import spread, transfers
 
 __all__ = ["LARGE_FILE", "LARGE_TRACE", "write_trace"]
 
@@ -40,13 +41,16 @@ LARGE_TRACE = 500_000_000  # bytes of JSON, compressed or not, above which viewe
 # Microseconds that one unit of time is shown as. Slots have no length; a millisecond is easy to read.
 _MICROSECONDS = {"s": 1e6, "slot": 1e3}
 _COMPUTE = 0  # the compute lane's tid
-# Lanes of messages: name, kind of the slices, whether gradients, whether at the receiver.
-_LANES = (
-    ("send forward", "SEND_F", False, False),
-    ("recv forward", "RECV_F", False, True),
-    ("send backward", "SEND_B", True, False),
-    ("recv backward", "RECV_B", True, True),
-)
+# Lanes of communication, and the kinds of their slices.
+_LANES: dict[str, list[int]] = {
+    "send forward": [Kind.SEND_F],
+    "recv forward": [Kind.RECV_F],
+    "send backward": [Kind.SEND_B],
+    "recv backward": [Kind.RECV_B],
+    "collective": [Kind.REDUCE_GRAD, Kind.UNSHARD],
+    "offload": [Kind.OFFLOAD],
+    "reload": [Kind.RELOAD],
+}
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -107,7 +111,10 @@ class _Clock:
     def __init__(self, timeline: Timeline) -> None:
         self.base = timeline.first_start
         extent = max(abs(self.base), abs(timeline.last_end))
-        if not all(np.isfinite(column).all() for column in (timeline.start, timeline.end, timeline.sent, timeline.departed, timeline.arrived)):
+        if not all(
+            np.isfinite(column).all()
+            for column in (timeline.start, timeline.end, timeline.sent, timeline.departed, timeline.arrived, timeline.traffic_end)
+        ):
             raise ScheduleError("the run holds a time that is not finite, which a trace cannot show")
         # A picosecond, or the digits that the times themselves have: at 1.7e9 s, the age of Unix, that is a microsecond.
         scale = _MICROSECONDS[timeline.unit]
@@ -156,6 +163,8 @@ class _Writer:
     Attributes:
         begin: (steps, slots) start of every slot in ticks.
         finish: (steps, slots) its end.
+        sent: (steps, messages) when each message was ready to leave.
+        transfers: What took a communication lane.
         flows: (steps, messages) whether producer and consumer have slices that an arrow can be bound to.
     """
 
@@ -165,6 +174,8 @@ class _Writer:
         self.begin, self.finish = self.clock.ticks(timeline.start), self.clock.ticks(timeline.end)
         visible = self.finish > self.begin
         self.left_out = int(np.count_nonzero(~visible))
+        self.sent = self.clock.ticks(timeline.sent)
+        self.transfers = transfers(timeline)
         self.flows = visible[:, self.messages.source_slot] & visible[:, self.messages.target_slot]
 
     def lines(self) -> Iterator[str]:
@@ -174,7 +185,11 @@ class _Writer:
             "source": self.timeline.source,
             "time": "microseconds since the first op" + ("; 1 slot is shown as 1 ms" if self.timeline.unit == "slot" else ""),
             "steps": self.timeline.steps,
+            "barrier": self.timeline.barrier,
             "ops_without_duration_left_out": self.left_out,
+            # what pipesim import could not know from the ops
+            **({"weights": self.schedule.weights} if self.schedule.weights != "flush" else {}),
+            **({"graph": self.schedule.graph} if self.schedule.graph is not None else {}),
         }
         yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
         separator = ""
@@ -245,34 +260,28 @@ class _Writer:
         return f'"id":{step * len(self.messages) + message},"cat":"message","name":"message"'
 
     def _links(self, device: int) -> Iterator[str]:
-        """Messages from departure to arrival, at their sender and at their receiver, then activations that are moved away and back."""
-        found, schedule, tid = self.messages, self.schedule, 1
-        departed, arrived = self.clock.ticks(self.timeline.departed), self.clock.ticks(self.timeline.arrived)
-        queued = np.rint((self.timeline.departed - self.timeline.sent) * self.clock.ticks_per_unit)
-        peers = (found.target_device, found.source_device)
-        for name, kind, gradient, receiving in _LANES:
-            own = np.flatnonzero((found.gradient == gradient) & (peers[1 - receiving] == device))
-            row = (found.target if receiving else found.source)[own]
-            columns = (schedule.stage[row], schedule.microbatch[row], peers[receiving][own], self.timeline.footprint.message[own])
-            direction = "from" if receiving else "to"
-            texts = [
-                f'"name":"{stage}{kind}{microbatch}","cat":"message","args":{{"{direction}_device":{peer}{self._size(size)}'
-                for stage, microbatch, peer, size in zip(*(column.tolist() for column in columns), strict=True)
-            ]
-            arrows = own if receiving else None
-            tid = yield from self._lane(device, tid, name, texts, departed[:, own], arrived[:, own], queued[:, own], arrows)
-        moves = self.timeline.moves
-        begin, finish = self.clock.ticks(self.timeline.offload_start), self.clock.ticks(self.timeline.offload_end)
-        for name, out in (("offload", True), ("reload", False)) if len(moves) else ():
-            own = np.flatnonzero((moves.out == out) & (moves.device == device))
-            stages, microbatches = moves.stage[own], moves.microbatch[own]
-            table = (stages, microbatches, moves.partner[own], self.timeline.footprint.kept[stages, microbatches])
-            direction = "to" if out else "from"
-            texts = [
-                f'"name":"{stage}{name.upper()}{microbatch}","cat":"{name}","args":{{"{direction}":"{_holder(partner)}"{self._size(size)}'
-                for stage, microbatch, partner, size in zip(*(column.tolist() for column in table), strict=True)
-            ]
-            tid = yield from self._lane(device, tid, name, texts, begin[:, own], finish[:, own], np.zeros((self.timeline.steps, len(own))), None)
+        """What a device sends and receives, its collectives, and activations that are moved away and back: a lane for each kind."""
+        found, tid = self.transfers, 1
+        for name, kinds in _LANES.items():
+            own = np.flatnonzero(np.isin(found.kind, kinds) & (found.device == device))
+            columns = (found.peer[own].tolist(), found.size[own].tolist())
+            texts = [self._about(number, name, peer, size) for number, peer, size in zip(own.tolist(), *columns, strict=True)]
+            # an arrow passes through the slice of a message at its receiver
+            arrows = found.message[own] if name.startswith("recv") else None
+            begin, finish = self.clock.ticks(found.begin[:, own]), self.clock.ticks(found.finish[:, own])
+            queued = np.rint(found.waited[:, own] * self.clock.ticks_per_unit)
+            tid = yield from self._lane(device, tid, name, texts, begin, finish, queued, arrows)
+
+    def _about(self, number: int, lane: str, peer: int, size: float) -> str:
+        """Name, category and the beginning of the args of a slice."""
+        op = self.transfers.op(number)
+        if op.kind in (Kind.REDUCE_GRAD, Kind.UNSHARD):
+            return f'"name":"{op}","cat":"collective","args":{{"stage":{op.stage}{self._size(size)}'
+        if op.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            direction = "to" if op.kind is Kind.OFFLOAD else "from"
+            return f'"name":"{op}","cat":"{lane}","args":{{"{direction}":"{_holder(peer)}"{self._size(size)}'
+        direction = "from" if lane.startswith("recv") else "to"
+        return f'"name":"{op}","cat":"message","args":{{"{direction}_device":{peer}{self._size(size)}'
 
     def _lane(
         self, device: int, tid: int, name: str, texts: list[str], begin: Floats, finish: Floats, queued: Floats, arrows: NDArray[np.int64] | None
@@ -291,17 +300,19 @@ class _Writer:
         """
         step, index = np.nonzero(finish > begin)
         begin, finish = begin[step, index], finish[step, index]
-        lanes = _spread(begin, finish)
+        lanes = spread(begin, finish)
         number = int(lanes.max(initial=-1)) + 1
         for lane in range(number):
             yield from _thread(device, tid + lane, name if lane == 0 else f"{name} {lane + 1}")
         columns = (step.tolist(), index.tolist(), (lanes + tid).tolist(), *self.clock.interval(begin, finish), self.clock.texts(queued[step, index]))
-        for at, which, thread, ts, dur, wait in zip(*columns, strict=True):
-            place = f'"pid":{device},"tid":{thread},"ts":{ts}'
+        # a receive that was posted before its message had a producer lets the arrow in when that ends
+        through = begin if arrows is None else np.maximum(begin, np.minimum(self.sent[step, arrows[index]], finish - 1))
+        for at, which, thread, ts, dur, wait, passes in zip(*columns, self.clock.texts(through), strict=True):
+            place = f'"pid":{device},"tid":{thread},"ts":'
             waited = "" if wait == "0" else f',"queued_us":{wait}'
-            yield f'{{"ph":"X",{place},"dur":{dur},{texts[which]}{waited}{self._ending(at)}'
+            yield f'{{"ph":"X",{place}{ts},"dur":{dur},{texts[which]}{waited}{self._ending(at)}'
             if arrows is not None and self.flows[at, arrows[which]]:
-                yield f'{{"ph":"t",{self._arrow(at, int(arrows[which]))},{place}}}'
+                yield f'{{"ph":"t",{self._arrow(at, int(arrows[which]))},{place}{passes}}}'
         return tid + number
 
     def _size(self, size: float) -> str:
@@ -338,24 +349,3 @@ def _holder(device: int) -> str:
 def _thread(device: int, tid: int, name: str) -> Iterator[str]:
     yield f'{{"ph":"M","pid":{device},"tid":{tid},"name":"thread_name","args":{{"name":"{name}"}}}}'
     yield f'{{"ph":"M","pid":{device},"tid":{tid},"name":"thread_sort_index","args":{{"sort_index":{tid}}}}}'
-
-
-def _spread(begin: Floats, finish: Floats) -> NDArray[np.int64]:
-    """Lanes on which no two intervals overlap, as few as possible: messages overlap where they come from several devices, or by their latencies."""
-    lanes = np.zeros(len(begin), np.int64)
-    order = np.argsort(begin, kind="stable")
-    if (begin[order][1:] >= finish[order][:-1]).all():
-        return lanes
-    taken: list[tuple[float, int]] = []
-    free: list[int] = []
-    count = 0
-    for index, start, end in zip(order.tolist(), begin[order].tolist(), finish[order].tolist(), strict=True):
-        while taken and taken[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(taken)[1])
-        if free:
-            lane = heapq.heappop(free)
-        else:
-            lane, count = count, count + 1
-        lanes[index] = lane
-        heapq.heappush(taken, (end, lane))
-    return lanes

@@ -17,7 +17,7 @@ from pipesim.viz import palette
 
 go = pytest.importorskip("plotly.graph_objects")
 
-from pipesim.viz import interactive  # noqa: E402  it needs plotly
+from pipesim.viz import interactive, points  # noqa: E402  it needs plotly
 from pipesim.viz.interactive import figure, write_html  # noqa: E402
 
 
@@ -222,7 +222,7 @@ def test_no_curves_where_nothing_is_held_or_wanted() -> None:
 
 
 def test_long_curves_keep_their_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactive, "_MEMORY_POINTS", 4 * 50)
+    monkeypatch.setattr(points, "_MEMORY_POINTS", 4 * 50)
     # GPipe holds all 200 microbatches of every stage when the last forward starts
     curves = lines(figure(run("gpipe", microbatches=200)))
     assert [max(curve.y) for curve in curves] == [200] * 4

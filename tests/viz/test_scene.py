@@ -222,7 +222,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("vision", VISION)
 def test_kinds_are_told_apart_whatever_cones_an_eye_has(vision: str) -> None:
-    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, Kind.SEND_F)
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, Kind.SEND_F, Kind.SEND_B, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.OFFLOAD)
     seen = {kind: lab(np.clip(VISION[vision] @ linear(palette.color(kind)), 0, 1)) for kind in kinds}
     # a distance of about 2.3 is just noticeable; legends need several times that
     for one, other in combinations(kinds, 2):
@@ -250,6 +250,15 @@ def test_shades_of_four_stages_differ_and_keep_the_first() -> None:
             assert shades[0] == palette.KIND_COLORS[kind]
             light = [lab(linear(shade))[0] for shade in shades]
             assert min(np.diff(light)) > 4
+
+
+def test_both_ends_of_a_message_have_one_colour_and_lanes_show_on_white_and_on_dark() -> None:
+    assert palette.color(Kind.SEND_F) == palette.color(Kind.RECV_F)
+    assert palette.color(Kind.SEND_B) == palette.color(Kind.RECV_B)
+    for kind in Kind:
+        if kind > Kind.U:
+            assert contrast(palette.color(kind), "#ffffff") > 2
+            assert contrast(palette.color(kind), "#16181c") > 2
 
 
 def test_every_kind_and_category_has_colour_and_name() -> None:

@@ -124,7 +124,7 @@ def test_repr_of_a_schedule_shows_it_in_time() -> None:
     ("text", "reason"),
     [
         ("0F0 0F1 0B0 0B1\n1F1 1B1 1F0 1B0\n2F0 2B0 2F1 2B1", "order only"),  # device 1 wants 1 first, device 2 wants 0 first
-        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "communication"),
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1RECV_F0 1B0 1SEND_B0", "activation message"),  # device 1 uses what it receives later
         ("0F0 0B0\n1F0", "order only"),  # not even complete
     ],
 )
@@ -133,8 +133,7 @@ def test_a_schedule_that_cannot_run_is_shown_all_the_same(text: str, reason: str
     root = drawn(schedule._repr_svg_())
     found = texts(root)
     assert any(reason in text for text in found)
-    if reason == "order only":
-        assert "position on the device" in found
+    assert "position on the device" in found
     assert sum(path.get("d", "").count("M") for path in root.iter(f"{SVG}path")) == len(schedule)
 
 

@@ -11,8 +11,8 @@ import bisect
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -57,12 +57,14 @@ class Track:
         start: (slices,) microseconds.
         end: (slices,) microseconds.
         index: (slices,) place of each ``X`` or ``B`` in ``traceEvents``.
+        events: (slices,) the event itself, the ``X`` or the ``B``.
     """
 
     names: tuple[str, ...]
     start: Floats
     end: Floats
     index: NDArray[np.int64]
+    events: tuple[Mapping[str, Any], ...]
 
     @property
     def total(self) -> float:
@@ -128,10 +130,12 @@ class Trace:
     Attributes:
         tracks: (pid, tid) to slices.
         problems: What was not imported, in the order of the file.
+        about: What else the file says about itself, such as ``distributedInfo``; empty for a bare list of events.
     """
 
     tracks: Mapping[TrackId, Track]
     problems: tuple[Problem, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         slices = sum(len(track.names) for track in self.tracks.values())
@@ -147,11 +151,12 @@ class Trace:
         return "\n".join(lines)
 
 
-def read_trace(source: str | os.PathLike[str]) -> Trace:
+def read_trace(source: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> Trace:
     """Reads the slices of a trace.
 
     Args:
         source: A file, compressed or not, or the JSON itself: a text that starts with ``{`` or ``[``.
+        wanted: Names of the slices to read; of others nothing is kept and nothing reported. None for all.
 
     Returns:
         The slices per (pid, tid), and what was malformed. An event without pid or tid is on track 0, as in viewers.
@@ -177,18 +182,20 @@ def read_trace(source: str | os.PathLike[str]) -> Trace:
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise ScheduleError(f'{where} is no Chrome trace: it must be a list of events, or an object whose "traceEvents" is one')
-    return _Reader().read(events)
+    about = {str(key): value for key, value in data.items() if key != "traceEvents"} if isinstance(data, dict) else {}
+    return _Reader(wanted).read(events, about)
 
 
 class _Reader:
     """Collects slices and problems."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[str], bool] | None) -> None:
+        self.wanted = wanted
         self.slices: dict[TrackId, list[tuple[float, float, int, str]]] = {}
         self.problems: list[Problem] = []
         self.marks: dict[TrackId, list[tuple[float, int, bool, str]]] = {}
 
-    def read(self, events: Sequence[Any]) -> Trace:
+    def read(self, events: Sequence[Any], about: Mapping[str, Any]) -> Trace:
         for index, event in enumerate(events):
             if not isinstance(event, dict):
                 self._report(index, f"is {_shown(event)} and no event")
@@ -198,16 +205,22 @@ class _Reader:
                 self._report(index, f"has phase {_shown(event.get('ph'))}; right is a text such as 'X'")
         for track, marks in self.marks.items():
             self._pair(track, marks)
-        return Trace({track: _track(slices) for track, slices in self.slices.items()}, tuple(sorted(self.problems, key=lambda p: p.index)))
+        tracks = {track: _track(slices, events) for track, slices in self.slices.items()}
+        return Trace(tracks, tuple(sorted(self.problems, key=lambda p: p.index)), about)
+
+    def _wants(self, name: Any) -> bool:
+        return self.wanted is None or not isinstance(name, str) or self.wanted(name)
 
     def _report(self, index: int, text: str) -> None:
         self.problems.append(Problem(index, text))
 
     def _take(self, index: int, event: Mapping[str, Any]) -> None:
         pid, tid, name = event.get("pid", 0), event.get("tid", 0), event.get("name", "")
-        for field, value in (("pid", pid), ("tid", tid)):
+        if event["ph"] == "X" and not self._wants(name):  # of begins and ends all are needed to see which belong together
+            return None
+        for what, value in (("pid", pid), ("tid", tid)):
             if isinstance(value, bool) or not isinstance(value, int | str):
-                return self._report(index, f"has {field} {_shown(value)}; right is a whole number or a text")
+                return self._report(index, f"has {what} {_shown(value)}; right is a whole number or a text")
         if not isinstance(name, str):
             return self._report(index, f"has name {_shown(name)}, which is no text")
         ts = _number(event.get("ts"))
@@ -231,23 +244,28 @@ class _Reader:
                 opened.append((ts, index, name))
                 by_name[name] = by_name.get(name, 0) + 1
             elif not opened or (name and not by_name.get(name)):
-                self._report(index, f"ends {_shown(name)}, which has not begun on {_place(track)}")
+                if not name or self._wants(name):
+                    self._report(index, f"ends {_shown(name)}, which has not begun on {_place(track)}")
             else:
                 while True:
                     start, begin, title = opened.pop()
                     by_name[title] -= 1
                     if not name or title == name:
                         break
-                    self._report(begin, f"begins {_shown(title)}, which is still open when what it stands in ends (event {index})")
-                self.slices.setdefault(track, []).append((start, ts, begin, title))
+                    if self._wants(title):
+                        self._report(begin, f"begins {_shown(title)}, which is still open when what it stands in ends (event {index})")
+                if self._wants(title):
+                    self.slices.setdefault(track, []).append((start, ts, begin, title))
         for _, begin, title in opened:
-            self._report(begin, f"begins {_shown(title)} on {_place(track)}, which never ends")
+            if self._wants(title):
+                self._report(begin, f"begins {_shown(title)} on {_place(track)}, which never ends")
 
 
-def _track(slices: list[tuple[float, float, int, str]]) -> Track:
+def _track(slices: list[tuple[float, float, int, str]], events: Sequence[Mapping[str, Any]]) -> Track:
     slices.sort(key=lambda s: (s[0], -s[1]))
     start, end, index, names = zip(*slices, strict=True)
-    return Track(names, np.array(start, dtype=np.float64), np.array(end, dtype=np.float64), np.array(index, dtype=np.int64))
+    columns = np.array(start, dtype=np.float64), np.array(end, dtype=np.float64), np.array(index, dtype=np.int64)
+    return Track(names, *columns, tuple(events[number] for number in index))
 
 
 def _number(value: Any) -> float | None:

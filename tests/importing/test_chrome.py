@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipesim import ScheduleError, UniformCosts, generate, simulate
-from pipesim.viz import chrome
-from pipesim.viz.chrome import read_trace
+from pipesim.importing import chrome
+from pipesim.importing.chrome import read_trace
 from pipesim.viz.trace import write_trace
 
 

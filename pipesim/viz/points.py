@@ -1,0 +1,80 @@
+"""Numbers that pictures draw: corners of bars and steps, curves with no more points than can be seen, bars under a pointer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipesim.memory import MemoryCurve
+from pipesim.timeline import Timeline
+from pipesim.viz.scene import Scene
+
+__all__ = ["bar_in_cell", "distinct", "memory_curves", "rectangles", "steps", "thinned"]
+
+Floats = NDArray[np.float64]
+
+_MEMORY_POINTS = 60_000  # of all memory curves together
+
+
+def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Any:  # matplotlib's types know no arrays here
+    """(bars, 4, 2) corners."""
+    return np.stack([np.stack([left, left, right, right], axis=1), np.stack([top, bottom, bottom, top], axis=1)], axis=2)
+
+
+def distinct(times: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The times without repetition, and the index of the last point at each."""
+    last = np.flatnonzero(np.append(np.diff(times) > 0, True))
+    return times[last], last
+
+
+def steps(times: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Corners of a step curve. Where it falls and rises within one moment no dip is drawn; a peak of a moment is."""
+    x, last = distinct(times)
+    first = np.concatenate([[0], last[:-1] + 1])
+    after = values[last]
+    before = np.concatenate([[after[0]], after[:-1]])
+    return np.repeat(x, 3), np.stack([before, np.maximum(np.maximum.reduceat(values, first), np.maximum(before, after)), after], axis=1).ravel()
+
+
+def bar_in_cell(bars: Scene, halves: int, columns: int) -> NDArray[np.int64]:
+    """(rows, columns) the bar at the middle of each cell, else one that starts in it, else -1."""
+    result = np.full(bars.num_devices * halves * columns, -1)
+    per_column = columns / bars.span if bars.span else 0.0
+    left, right = bars.start * per_column, bars.end * per_column
+    # middles of cells are k + 0.5; those in [left, right) belong to the bar
+    first, last = np.ceil(left - 0.5).astype(np.int64), np.ceil(right - 0.5).astype(np.int64)
+    count = np.clip(last, 0, columns) - first
+    for half in range(halves):
+        middle = bars.device + (half + 0.5) / halves
+        own = np.flatnonzero((bars.top < middle) & (middle < bars.bottom))
+        row = (bars.device[own] * halves + half) * columns
+        result[row + np.minimum(left[own].astype(np.int64), columns - 1)] = own
+        # cells row + first, row + first + 1, … of every bar
+        offset = np.arange(count[own].sum()) - np.repeat(np.cumsum(count[own]) - count[own], count[own])
+        result[np.repeat(row + first[own], count[own]) + offset] = np.repeat(own, count[own])
+    return result.reshape(-1, columns)
+
+
+def memory_curves(timeline: Timeline) -> list[MemoryCurve]:
+    """One curve per device with no more points than a picture can show; nothing where nothing is ever held."""
+    devices = timeline.schedule.num_devices
+    curves = [thinned(timeline.memory(device), _MEMORY_POINTS // devices) for device in range(devices)]
+    return curves if any(curve.peak for curve in curves) else []
+
+
+def thinned(curve: MemoryCurve, points: int) -> MemoryCurve:
+    """The points where something changes; where these are too many, the highest and the last of each short span of time."""
+    levels = np.stack(list(curve.categories.values()))
+    # the last of the changes at one moment, whose times may differ by the dust of float sums
+    last = np.append(np.diff(curve.times) > 1e-9 * (curve.times[-1] - curve.times[0]), True)
+    keep = np.flatnonzero(last)
+    keep = keep[np.append(True, (levels[:, keep[1:]] != levels[:, keep[:-1]]).any(axis=0))]
+    if len(keep) > points:
+        times, total = curve.times[keep], curve.total[keep]
+        span = np.floor((times - times[0]) / (times[-1] - times[0]) * max(1, points // 2)).astype(np.int64)
+        ends = np.append(np.flatnonzero(np.diff(span)), len(span) - 1)
+        highest = np.lexsort((total, span))[ends]
+        keep = keep[np.union1d(highest, ends)]
+    return MemoryCurve(curve.device, curve.times[keep], {name: values[keep] for name, values in curve.categories.items()}, curve.unit)
