@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pipesim.costs import read_costs as read_costs
     from pipesim.engine import simulate as simulate
     from pipesim.engine.batch import simulate_many as simulate_many
+    from pipesim.engine.exchange import Compute as Compute
+    from pipesim.engine.exchange import Receive as Receive
+    from pipesim.engine.exchange import Send as Send
+    from pipesim.engine.exchange import exchange as exchange
     from pipesim.errors import DeadlockError as DeadlockError
     from pipesim.errors import ScheduleError as ScheduleError
     from pipesim.estimates import Estimate as Estimate
@@ -62,6 +66,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Cluster": "cluster",
     "Communication": "communication",
+    "Compute": "engine.exchange",
     "CostModel": "costs",
     "DeadlockError": "errors",
     "Device": "cluster",
@@ -79,8 +84,10 @@ _HOME = {
     "Pair": "op",
     "Parallelism": "models",
     "ProfileCosts": "costs",
+    "Receive": "engine.exchange",
     "Schedule": "schedule",
     "ScheduleError": "errors",
+    "Send": "engine.exchange",
     "Timeline": "timeline",
     "TransformerCosts": "models",
     "UniformCosts": "costs",
@@ -88,6 +95,7 @@ _HOME = {
     "compare": "comparison",
     "crossings": "lowering",
     "estimate": "estimates",
+    "exchange": "engine.exchange",
     "generate": "registry",
     "grid": "configurations",
     "load": "timeline",

@@ -8,6 +8,8 @@ import click
 
 from pipesim.cli.options import Request, json_option, print_json, schedule_command, schedule_options
 from pipesim.engine import simulate
+from pipesim.errors import ScheduleError
+from pipesim.lowering import crossings
 from pipesim.schedule import Schedule
 
 __all__ = ["check_command"]
@@ -21,6 +23,7 @@ def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
     request = Request(words, values)
     name = request.name
     schedule = request.schedule(name).check()
+    _refuse_crossings(schedule)
     dry = schedule.without_communication()
     simulate(dry)
     if as_json:
@@ -36,6 +39,16 @@ def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
         )
     for stage, devices in facts["replicas"].items():
         click.echo(f"stage {stage} has replicas on devices {', '.join(map(str, devices))}")
+
+
+def _refuse_crossings(schedule: Schedule) -> None:
+    crossed = crossings(schedule)
+    if crossed:
+        more = f" ({len(crossed)} of that kind)" if len(crossed) > 1 else ""
+        raise ScheduleError(
+            f"messages cross: {crossed[0]}{more}. A first-in, first-out stream between the two (as PyTorch's runtime has) takes one for the other, "
+            "or hangs; list the RECVs in the order of the SENDs, as --drop-communication --lower early does"
+        )
 
 
 def _facts(schedule: Schedule) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import click
 
 from pipesim.cli.options import Request, is_run, request_options, schedule_command
 from pipesim.errors import ScheduleError
+from pipesim.lowering import crossings
+from pipesim.timeline import Timeline
 
-__all__ = ["export_command", "plot_command"]
+__all__ = ["draw_overlay", "export_command", "plot_command"]
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
 _EXPORTS = {
@@ -22,12 +24,25 @@ _EXPORTS = {
 }
 
 
+_lanes_option = click.option(
+    "--lanes/--no-lanes", default=None, help="Picture, page: lanes of communication below each device. Default: where it has times of its own."
+)
+
+
 @schedule_command("plot", "SCHEDULE|RUN")
 @request_options
+@_lanes_option
+@click.option("--overlay", is_flag=True, help="Two runs on one axis of time: pipesim plot sim.json.gz run.json.gz --overlay.")
 @click.option("--out", "-o", type=click.Path(dir_okay=False), help="Where to, .png, .svg, .pdf or .html. Default: SCHEDULE.png.")
-def plot_command(words: tuple[str, ...], out: str | None, **values: Any) -> None:
-    """Draw a Gantt chart and, below it, memory over the same time axis."""
+def plot_command(words: tuple[str, ...], lanes: bool | None, overlay: bool, out: str | None, **values: Any) -> None:
+    """Draw a Gantt chart and, below it, memory over the same time axis; or two runs with --overlay."""
     request = Request(words, values)
+    if overlay:
+        if len(request.names) != 2:
+            raise click.UsageError("--overlay wants two schedules or saved runs, such as sim.json.gz run.json.gz")
+        first, second = request.names
+        draw_overlay(request.run(first), request.run(second), Path(out or "overlay.png"))
+        return
     name = request.name
     target = Path(out) if out else Path(f"{Path(name).name.partition(':')[0].partition('.')[0]}.png")
     if target.suffix.lower() not in _PLOTS:
@@ -36,19 +51,36 @@ def plot_command(words: tuple[str, ...], out: str | None, **values: Any) -> None
     if target.suffix.lower() == ".html":
         from pipesim.viz import interactive
 
-        interactive.write_html(run, target)
+        interactive.write_html(run, target, lanes=lanes)
     else:
         from pipesim.viz import mpl
 
-        mpl.save(run, target)
+        mpl.save(mpl.figure(run, lanes=lanes), target)
+    click.echo(f"wrote {target}", err=True)
+
+
+def draw_overlay(first: Timeline, second: Timeline, target: Path) -> None:
+    """Writes two runs in one picture, the simulated one above."""
+    if target.suffix.lower() not in _PLOTS:
+        raise ScheduleError(f"{target}: a picture is written as {', '.join(_PLOTS)}")
+    upper, lower = (second, first) if first.source == "measured" and second.source != "measured" else (first, second)
+    if target.suffix.lower() == ".html":
+        from pipesim.viz import interactive
+
+        interactive.write_overlay(upper, lower, target)
+    else:
+        from pipesim.viz import mpl
+
+        mpl.save_overlay(upper, lower, target)
     click.echo(f"wrote {target}", err=True)
 
 
 @schedule_command("export", "SCHEDULE|RUN")
 @request_options
+@_lanes_option
 @click.option("--format", "form", type=click.Choice(list(_EXPORTS)), help="; ".join(f"{name}: {what}" for name, what in _EXPORTS.items()))
 @click.option("--out", "-o", type=click.Path(dir_okay=False), required=True, help="Where to: .csv, .txt, .json, .json.gz or .html say the format.")
-def export_command(words: tuple[str, ...], form: str | None, out: str, **values: Any) -> None:
+def export_command(words: tuple[str, ...], lanes: bool | None, form: str | None, out: str, **values: Any) -> None:
     """Write a schedule as CSV or text, or a run as a trace for Perfetto, as JSON or as a page.
 
     Without --format the name decides: .csv, .txt, .html; .json and .json.gz are traces, and run.json or run.json.gz a run.
@@ -71,6 +103,9 @@ def export_command(words: tuple[str, ...], form: str | None, out: str, **values:
                 )
                 if there
             ]
+            crossed = crossings(schedule)
+            if crossed:
+                click.echo(f"Warning: messages cross, which a first-in, first-out stream cannot carry: {crossed[0]}", err=True)
             if lost:
                 click.echo(f"Warning: CSV has no word for the {' and the '.join(lost)}; the text form (.txt) keeps it", err=True)
         else:
@@ -85,7 +120,7 @@ def export_command(words: tuple[str, ...], form: str | None, out: str, **values:
     elif form == "html":
         from pipesim.viz import interactive
 
-        interactive.write_html(run, target)
+        interactive.write_html(run, target, lanes=lanes)
     else:
         from pipesim.viz import trace
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from pipesim.cli.options import Request, _number, json_option, print_json, request_options, schedule_command
+from pipesim.cli.converting import _number
+from pipesim.cli.options import Request, json_option, print_json, request_options, schedule_command
 from pipesim.cli.sweeping import check_jobs, progress_bar
 from pipesim.errors import ScheduleError, did_you_mean
 from pipesim.files import read_limited

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import collections.abc
 import json
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from pipesim import registry
+from pipesim.cli.communicating import COLLECTIVES, MODES, collective_options, communication, communication_options
+from pipesim.cli.converting import _bandwidth, _capacity, _converted, _edge, _flag, _physical, _placement
+from pipesim.cli.grouping import GroupedCommand, grouped
 from pipesim.cluster import Cluster
 from pipesim.costs import CostModel, UniformCosts, cost_presets, read_costs
 from pipesim.engine import ENGINES, simulate
 from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.lowering import Receives, lower
 from pipesim.schedule import WEIGHT_POLICIES, Schedule
 from pipesim.timeline import Timeline, load
-from pipesim.units import parse_quantity
 
 __all__ = ["Request", "is_run", "json_option", "print_json", "request_options", "schedule_command", "schedule_options"]
 
@@ -34,7 +34,7 @@ def schedule_command(name: str, metavar: str = "SCHEDULE") -> Callable[[Callable
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(function)
-        return click.command(name, context_settings={"ignore_unknown_options": True})(function)
+        return click.command(name, cls=GroupedCommand, context_settings={"ignore_unknown_options": True})(function)
 
     return decorate
 
@@ -62,7 +62,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
             self.fail(f"{text!r} is not a number; write a number, or one per stage such as 1,1,1.5,1", param, ctx)
 
 
-TIMES = ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap")
+_COLLECTIVE_TIMES = ("reduction", "tied_reduction", "unshard")
+TIMES = ("forward", "backward", "input_grad", "weight_grad", "optimizer", "overlap", *_COLLECTIVE_TIMES)
 SIZES = ("message", "activation", "activation_freed_by_input_grad", "stage_input", "weights", "gradients", "optimizer_state")
 _TIME_HELP = {
     "forward": "Time of F per stage (chunk). Default 1.",
@@ -71,6 +72,9 @@ _TIME_HELP = {
     "weight_grad": "Time of W, the weight-gradient half. Default 1, or the rest of B.",
     "optimizer": "Time of an optimizer update. Default 0.",
     "overlap": "Time of a forward and a backward in one slot. Default: their sum.",
+    "reduction": "Time of a gradient reduction, which runs beside compute and before U. Default 0.",
+    "tied_reduction": "Time of the reduction that tied stages share. Default 0.",
+    "unshard": "Time of an UNSHARD, where the schedule lists it. Default 0.",
 }
 _SIZE_HELP = {
     "message": "Bytes (or units) of a message between stages. Default 0.",
@@ -97,23 +101,29 @@ _OF_RUNS = (
     "cluster",
     "capacity",
     "no_barrier",
+    "lower",
+    *COLLECTIVES,
+    *MODES,
 )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def schedule_options(command: Command) -> Command:
     """Options that say how large a schedule is, or how its file is read."""
+    size, file = "The schedule", "A schedule from a file"
     options = [
-        click.option("--devices", "-p", type=int, help="Devices p; a schedule file needs none."),
-        click.option("--microbatches", "-m", type=int, help="Microbatches m in all; a schedule file needs none."),
-        click.option("--legacy", is_flag=True, help="File: PyTorch's words of 2024 (B is the input half, BW the full backward)."),
-        click.option("--drop-communication", is_flag=True, help="File: leave out listed SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD."),
-        click.option("--placement", help="File: where stages are expected: loop, v, or a device per stage such as 0,1,1,0."),
-        click.option("--graph", help="File: edges of the stage graph, such as '0>1,0>2,1>3,2>3'. Default: a chain."),
-        click.option("--weight-policy", type=click.Choice(WEIGHT_POLICIES), help="File: what happens to weights. Default flush."),
+        grouped(size, "--devices", "-p", type=int, help="Devices p; a schedule file needs none."),
+        grouped(size, "--microbatches", "-m", type=int, help="Microbatches m in all; a schedule file needs none."),
+        grouped(file, "--legacy", is_flag=True, help="PyTorch's words of 2024 (B is the input half, BW the full backward)."),
+        grouped(file, "--drop-communication", is_flag=True, help="Leave out listed SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD."),
+        grouped(file, "--placement", help="Where stages are expected: loop, v, or a device per stage such as 0,1,1,0."),
+        grouped(file, "--graph", help="Edges of the stage graph, such as '0>1,0>2,1>3,2>3'. Default: a chain."),
+        grouped(file, "--weight-policy", type=click.Choice(WEIGHT_POLICIES), help="What happens to weights. Default flush."),
+        grouped(
+            size,
+            "--lower",
+            type=click.Choice(get_args(Receives)),
+            help="List every message as SEND and RECV ops. RECVs early: as soon as it is sent, as PyTorch; late: right before its use.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -122,28 +132,34 @@ def schedule_options(command: Command) -> Command:
 
 def request_options(command: Command) -> Command:
     """Options that say what to run: schedule, costs, cluster, steps."""
+    times, sizes, files, run, links = "Times (slots, or --unit)", "Bytes (or units)", "Costs from a file", "The run", "Links"
     options: list[Callable[[Any], Any]] = []
-    options += [click.option(_flag(name), type=Numbers("time"), help=_TIME_HELP[name]) for name in TIMES]
+    options += [grouped(times, _flag(name), type=Numbers("time"), help=_TIME_HELP[name]) for name in TIMES if name not in _COLLECTIVE_TIMES]
     options += [
-        click.option("--recompute", type=click.Choice(["never", "always", "except_last"]), help="Add F to the backward of these microbatches."),
-        click.option("--latency", type=Numbers("time"), help="Time of a hop between devices. Default 0."),
-        click.option("--bandwidth", help="Bytes (units) per unit of time of every link; 25 GB/s where times are physical."),
-    ]
-    options += [click.option(_flag(name), type=Numbers("bytes"), help=_SIZE_HELP[name]) for name in SIZES]
-    options += [
-        click.option(
-            "--stages", type=int, help="The times and bytes are of one of this many stages; chunks take their share. compare: as many as devices."
+        grouped(times, "--recompute", type=click.Choice(["never", "always", "except_last"]), help="Add F to the backward of these microbatches."),
+        grouped(times, "--unit", type=click.Choice(["slot", "s", "ms", "us"]), default="slot", help="Unit of the times."),
+        grouped(
+            times, "--stages", type=int, help="Times and bytes are of one of this many stages; chunks take their share. compare: as many as devices."
         ),
-        click.option("--unit", type=click.Choice(["slot", "s", "ms", "us"]), default="slot", help="Unit of the times above."),
-        click.option("--costs", help=f"Costs from a file: stage times (TOML), a layer profile (graph.txt), or one of {', '.join(cost_presets())}."),
-        click.option("--cuts", help="Profile: the layer that each stage but the first starts with, such as 5,12,30. Default: balanced."),
-        click.option("--weight-grad-share", type=float, help="Profile: the part of the backward that W takes where it is split."),
-        click.option("--optimizer-bytes", type=float, help="Profile: bytes of optimizer state per byte of parameters."),
-        click.option("--cluster", help="Speeds, links and capacities: a TOML file, or a preset such as dgx-a100."),
-        click.option("--capacity", help="Memory of every device, to find the first op that does not fit."),
-        click.option("--steps", type=int, default=1, help="How often to run the schedule."),
-        click.option("--no-barrier", is_flag=True, help="Devices do not wait for each other before the optimizer."),
-        click.option("--engine", type=click.Choice(ENGINES), default="auto", help="Which engine runs it."),
+    ]
+    options += [grouped(sizes, _flag(name), type=Numbers("bytes"), help=_SIZE_HELP[name]) for name in SIZES]
+    options += [
+        grouped(files, "--costs", help=f"Stage times (TOML), a layer profile (graph.txt), or one of {', '.join(cost_presets())}."),
+        grouped(files, "--cuts", help="Profile: the layer that each stage but the first starts with, such as 5,12,30. Default: balanced."),
+        grouped(files, "--weight-grad-share", type=float, help="Profile: the part of the backward that W takes where it is split."),
+        grouped(files, "--optimizer-bytes", type=float, help="Profile: bytes of optimizer state per byte of parameters."),
+        grouped(links, "--latency", type=Numbers("time"), help="Time of a hop between devices. Default 0."),
+        grouped(links, "--bandwidth", help="Bytes (units) per unit of time of every link; 25 GB/s where times are physical."),
+        grouped(links, "--cluster", help="Speeds, links, networks and capacities: a TOML file, or a preset such as dgx-a100."),
+    ]
+    options += communication_options()
+    options += [grouped("Collectives", _flag(name), type=Numbers("time"), help=_TIME_HELP[name]) for name in _COLLECTIVE_TIMES]
+    options += collective_options()
+    options += [
+        grouped(run, "--capacity", help="Memory of every device, to find the first op that does not fit."),
+        grouped(run, "--steps", type=int, default=1, help="How often to run the schedule."),
+        grouped(run, "--no-barrier", is_flag=True, help="Devices do not wait for each other before the optimizer."),
+        grouped(run, "--engine", type=click.Choice(ENGINES), default="auto", help="Which engine runs it."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -222,7 +238,7 @@ class Request:
         """The schedule that a name or a file means."""
         if registry.is_file(name):
             try:
-                return self._read(name).check()
+                return self._lowered(self._read(name).check())
             except ScheduleError as error:
                 raise ScheduleError(str(error) if name in str(error) else f"{name}: {error}") from None
         self._refuse_given(name, "is no file", *_OF_FILES)
@@ -231,7 +247,10 @@ class Request:
         for key, value in sizes.items():
             if value is None:
                 raise click.UsageError(f"schedule {name!r} wants --{key}, such as --devices 4 --microbatches 8")
-        return registry.generate(name, sizes["devices"], sizes["microbatches"], **self._own_options(name, generator))
+        return self._lowered(registry.generate(name, sizes["devices"], sizes["microbatches"], **self._own_options(name, generator)))
+
+    def _lowered(self, schedule: Schedule) -> Schedule:
+        return schedule if self.values["lower"] is None else lower(schedule, self.values["lower"])
 
     def _refuse_given(self, name: str, why: str, *options: str) -> None:
         """Raises a usage error for options that would change nothing. Of several schedules, some may want them."""
@@ -277,7 +296,7 @@ class Request:
     def costs(self) -> CostModel:
         """The costs: a file, or numbers."""
         values = self.values
-        given = [name for name in (*TIMES, *SIZES, "latency", "bandwidth", "recompute", "stages") if values[name] is not None]
+        given = [name for name in (*TIMES, *SIZES, "latency", "bandwidth", "recompute", "stages", *COLLECTIVES) if values[name] not in (None, False)]
         profile = {name: values[name] for name in ("weight_grad_share", "optimizer_bytes") if values[name] is not None}
         if values["cuts"] is not None:
             profile["cuts"] = _converted("cuts", values["cuts"], Sequence[int])
@@ -302,6 +321,7 @@ class Request:
             options["bandwidth"] = _bandwidth(values["bandwidth"], scale is not None)
         if values["recompute"] is not None:
             options["recompute_policy"] = values["recompute"]
+        options.update({name: values[name] for name in COLLECTIVES if values[name] not in (None, False)})
         return UniformCosts(
             **options,
             stages=values["stages"],
@@ -312,13 +332,14 @@ class Request:
     def cluster(self, costs: CostModel) -> Cluster | None:
         """The cluster, if one is needed."""
         cluster = None if self.values["cluster"] is None else Cluster.load(self.values["cluster"])
-        capacity = self.values["capacity"]
-        if capacity is None:
+        capacity, asked = self.values["capacity"], communication(self.values, cluster)
+        if capacity is None and asked is None:
             return cluster
-        memory = _capacity(capacity, costs.unit)
         if cluster is None:
             cluster = Cluster(unit=costs.unit, name="none")
-        return cluster.with_memory(memory)
+        if asked is not None:
+            cluster = replace(cluster, communication=asked)
+        return cluster if capacity is None else cluster.with_memory(_capacity(capacity, costs.unit))
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
@@ -338,87 +359,3 @@ def _installed_flags() -> set[str]:
     """Options of installed schedules that take no value; others' are written --flag=true."""
     generators = set(registry.available().values())
     return {name for generator in generators for name, option in registry.options_of(generator).items() if option.annotation is bool}
-
-
-def _converted(key: str, text: str | None, annotation: Any) -> Any:
-    """A word as the type that a generator's signature asks for."""
-    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union else (annotation,)
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if bool in kinds:
-        if text not in (None, "true", "false"):
-            raise click.UsageError(f"{_flag(key)} takes no value")
-        return text != "false"
-    if text is None:
-        raise click.UsageError(f"{_flag(key)} wants a value")
-    choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
-    for choice in choices:
-        if text.lower() == str(choice).lower():
-            return choice
-    lists = [kind for kind in kinds if typing.get_origin(kind) in (collections.abc.Sequence, list, tuple)]
-    scalar = next((kind for kind in (int, float) if kind in kinds), None)
-    try:
-        if lists and ("," in text or scalar is None):
-            element = typing.get_args(lists[0])[0]
-            return [_number(part, float if float in (element, *typing.get_args(element)) else int) for part in text.split(",")]
-        if scalar is not None:
-            return _number(text, float if float in kinds else int)
-    except ValueError as error:
-        raise click.UsageError(f"{_flag(key)}: {error}") from None
-    if str in kinds or not choices:
-        return text
-    raise click.UsageError(f"{_flag(key)} is {text!r}; right is {' or '.join(map(str, choices))}")
-
-
-def _number(text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
-
-
-def _physical(value: Any, scale: float | None, dimension: Any, name: str) -> Any:
-    """Numbers in the chosen unit; texts such as "5 us" or "16 MiB" only where times are physical."""
-    if isinstance(value, list):
-        return [_physical(one, scale, dimension, name) for one in value]
-    if isinstance(value, str):
-        if not value[0].isdigit():
-            raise click.UsageError(f"{_flag(name)} {value!r} is not a number; write a number, or one per stage such as 1,1,1.5,1")
-        if scale is None:
-            raise click.UsageError(f"{_flag(name)} {value!r}: a unit needs physical times; add --unit s, ms or us")
-        return parse_quantity(value, dimension, _flag(name))
-    return value if scale is None else value * scale
-
-
-def _bandwidth(text: str, physical: bool) -> float:
-    if physical:
-        return parse_quantity(text, "bandwidth", "--bandwidth")
-    try:
-        return float(text)
-    except ValueError:
-        raise click.UsageError(f"--bandwidth {text!r}: in slots it is a number of units per slot; for 25 GB/s add --unit s, ms or us") from None
-
-
-def _capacity(text: str, unit: str) -> float:
-    if unit == "s":
-        return parse_quantity(text, "bytes", "--capacity")
-    try:
-        return float(text)
-    except ValueError:
-        raise click.UsageError(f"--capacity {text!r}: with times in slots it is a number of units") from None
-
-
-def _edge(word: str) -> tuple[int, int]:
-    before, arrow, after = word.partition(">")
-    if not arrow or not before.isdecimal() or not after.isdecimal():
-        raise click.UsageError(f"--graph: {word!r} is not an edge; write 0>1,0>2")
-    return int(before), int(after)
-
-
-def _placement(text: str, schedule: Schedule) -> dict[int, int]:
-    devices, stages = schedule.num_devices, schedule.num_stages
-    if text == "loop":
-        return {stage: stage % devices for stage in range(stages)}
-    if text == "v":
-        # down and up again: 0 1 2 3 3 2 1 0 0 1 ...
-        return {stage: (stage % devices if stage // devices % 2 == 0 else devices - 1 - stage % devices) for stage in range(stages)}
-    return dict(enumerate(_converted("placement", text, Sequence[int])))

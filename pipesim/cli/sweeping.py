@@ -12,19 +12,8 @@ from typing import Any, Literal
 import click
 
 from pipesim import registry
-from pipesim.cli.options import (
-    SIZES,
-    TIMES,
-    Request,
-    _bandwidth,
-    _capacity,
-    _converted,
-    _flag,
-    _physical,
-    json_option,
-    print_json,
-    schedule_command,
-)
+from pipesim.cli.converting import _bandwidth, _capacity, _converted, _flag, _physical
+from pipesim.cli.options import SIZES, TIMES, Request, json_option, print_json, schedule_command
 from pipesim.costs import read_costs
 from pipesim.engine import ENGINES
 from pipesim.errors import ScheduleError
@@ -35,15 +24,16 @@ from pipesim.userfiles import parse_toml
 
 __all__ = ["check_jobs", "progress_bar", "sweep_command"]
 
-_COSTS = (*TIMES, "latency", "bandwidth", *SIZES, "recompute", "costs", "cluster")  # what is given, and not chosen
+_COSTS = (*TIMES, "latency", "bandwidth", *SIZES, "recompute", "tied", "buckets", "costs", "cluster")  # what is given, and not chosen
 _AXES = ("schedules", "devices", "microbatches", *_COSTS, "stages", "weight_grad_share", "optimizer_bytes", "capacity", "steps")
-_COUNTS = ("devices", "microbatches", "stages", "steps")
+_COUNTS = ("devices", "microbatches", "stages", "steps", "buckets")
 _HELP = {
     "schedules": "Names of schedules; may also be written without --schedules.",
     "devices": "Numbers of devices, such as 4,8.",
     "microbatches": "Numbers of microbatches, such as 8,16,32.",
     "forward": "Times of F, such as 1,1.2; so for the other times and sizes. A list per stage: in a --file.",
     "recompute": "never, always, except_last.",
+    "tied": "Stages that share weights, such as 0+3.",
     "costs": "Cost files or presets.",
     "cluster": "Cluster files or presets.",
     "stages": "The times and bytes are of one of this many stages; others are scaled.",
@@ -176,7 +166,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _converted_value(name: str, value: Any, scale: float | None, physical: bool) -> Any:
     """One value of an axis: a text from the command line, or what TOML made of it; a list is per stage."""
-    if name in ("recompute", "costs", "cluster"):
+    if name in ("recompute", "tied", "costs", "cluster"):
         return str(value)
     if name == "bandwidth":
         return _bandwidth(str(value), scale is not None)
