@@ -96,26 +96,33 @@ def collective_time(timeline: Timeline) -> Floats:
 def iteration_time(timeline: Timeline) -> float:
     """Steady-state time per step.
 
-    With the barrier the makespan of one step, without it the largest span of one device, both of the last step, compute and
-    collectives. For an asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
+    With the barrier the makespan of one step, without it the largest span of one device, compute and collectives: of the last
+    step, and of a measured run the median over its steps. For an asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
     """
     if timeline.schedule.weights != "flush" and timeline.schedule.has(Kind.U):
         own = first_stage_updates(timeline.schedule)
         if len(own) > 1:
             return float((timeline.end[0, own[-1]] - timeline.end[0, own[0]]) / (len(own) - 1))
         return makespan(timeline)
-    last = timeline.steps - 1
-    if timeline.barrier and not last:
+    if timeline.barrier and timeline.steps == 1:
         return makespan(timeline)
+    if timeline.source == "measured":  # every step is as steady as the last, and some were disturbed
+        return float(np.median([_step_time(timeline, step) for step in range(timeline.steps)]))
+    return _step_time(timeline, timeline.steps - 1)
+
+
+def _step_time(timeline: Timeline, step: int) -> float:
+    """The makespan of one step with the barrier, without it the largest span of one device."""
     collective = timeline.traffic.collective
-    begin, finish = timeline.traffic_start[-1, collective], timeline.traffic_end[-1, collective]
+    # without traffic there is one empty row for all steps
+    begin, finish = (times[step : step + 1, collective].ravel() for times in (timeline.traffic_start, timeline.traffic_end))
     if timeline.barrier:
-        return float(max(timeline.end[last].max(), finish.max(initial=-np.inf)) - min(timeline.start[last].min(), begin.min(initial=np.inf)))
+        return float(max(timeline.end[step].max(), finish.max(initial=-np.inf)) - min(timeline.start[step].min(), begin.min(initial=np.inf)))
     if not len(begin):
-        return float(_spans(timeline, last).max())
+        return float(_spans(timeline, step).max())
     bounds, used = timeline.schedule.device_slots, timeline.schedule.used_devices
     since, until = np.full(timeline.schedule.num_devices, np.inf), np.full(timeline.schedule.num_devices, -np.inf)
-    since[used], until[used] = timeline.start[last, bounds[used]], timeline.end[last, bounds[used + 1] - 1]
+    since[used], until[used] = timeline.start[step, bounds[used]], timeline.end[step, bounds[used + 1] - 1]
     np.minimum.at(since, timeline.traffic.device[collective], begin)
     np.maximum.at(until, timeline.traffic.device[collective], finish)
     return float((until - since).max())

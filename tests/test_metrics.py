@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipesim import Schedule, Timeline, UniformCosts, generate, simulate
@@ -163,3 +165,14 @@ def test_shares_divide_by_the_stages_of_the_device() -> None:
 def test_every_figure_of_a_report_has_a_definition() -> None:
     figures = simulate(generate("1f1b", 2, 2)).figures()
     assert set(DEFINITIONS) <= set(figures)
+
+
+def test_iteration_time_of_a_measured_run_is_the_median_step() -> None:
+    # one device, one op: steps of 3, 9 and 4; simulated the last counts, measured the median
+    run = simulate(Schedule.from_text("0F0"), FB, steps=3)
+    times = {"start": np.array([[0.0], [3.0], [12.0]]), "end": np.array([[3.0], [12.0], [16.0]])}
+    assert replace(run, **times).iteration_time == 4
+    assert replace(run, **times, source="measured").iteration_time == 4
+    times["end"][1:] = [[12.0], [22.0]]
+    assert replace(run, **times).iteration_time == 10
+    assert replace(run, **times, source="measured").iteration_time == 9

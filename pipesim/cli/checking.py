@@ -9,7 +9,7 @@ import click
 from pipesim.cli.options import Request, json_option, print_json, schedule_command, schedule_options
 from pipesim.engine import simulate
 from pipesim.errors import ScheduleError
-from pipesim.lowering import crossings
+from pipesim.lowering import crossings, is_explicit
 from pipesim.schedule import Schedule
 
 __all__ = ["check_command"]
@@ -19,23 +19,25 @@ __all__ = ["check_command"]
 @schedule_options
 @json_option
 def check_command(words: tuple[str, ...], as_json: bool, **values: Any) -> None:
-    """Check a schedule: what can be seen in the listing, and a dry run that finds deadlocks."""
+    """Check a schedule: what can be seen in the listing, and a dry run that finds deadlocks.
+
+    SENDs and RECVs that are listed run in their order, on one stream per device, as in PyTorch's runtime.
+    """
     request = Request(words, values)
     name = request.name
     schedule = request.schedule(name).check()
     _refuse_crossings(schedule)
-    dry = schedule.without_communication()
-    simulate(dry)
+    simulate(schedule)
     if as_json:
-        print_json({"ok": True, "communication_order_judged": dry is schedule, **_facts(schedule)})
+        print_json({"ok": True, **_facts(schedule)})
         return
     facts = _facts(schedule)
     click.echo(
         f"{name}: right. {facts['devices']} devices, {facts['stages']} stages, {facts['microbatches']} microbatches, {facts['ops']} ops, weights {facts['weights']}"
     )
-    if dry is not schedule:
+    if is_explicit(schedule):
         click.echo(
-            "The dry run left out the listed communication: both ends of every message are there, whether their order can finish was not judged."
+            "Its messages were taken in their order, with sends that wait for nobody; pipesim simulate --sends rendezvous judges those that do."
         )
     for stage, devices in facts["replicas"].items():
         click.echo(f"stage {stage} has replicas on devices {', '.join(map(str, devices))}")

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from pipesim.communication import Communication
 from pipesim.dataflow import messages
 from pipesim.engine.listed import run_listed
 from pipesim.engine.program import Program
-from pipesim.errors import LARGEST, ScheduleError
+from pipesim.errors import LARGEST, ScheduleError, require_count
 from pipesim.lowering import COMMUNICATION_KINDS
 from pipesim.op import Kind, Op, Pair, parse_op
 from pipesim.schedule import Schedule
@@ -127,7 +128,7 @@ def exchange(
         When every item began and was done. A send or receive begins when it has its stream for itself.
 
     Raises:
-        ScheduleError: A send or receive lacks its other end, the two disagree on the size, or messages cross.
+        ScheduleError: A send or receive lacks its other end, the two disagree on the size, messages cross, or a number is none.
         DeadlockError: The devices wait for each other; the text names the sends and receives.
 
     Examples:
@@ -143,6 +144,9 @@ def exchange(
         >>> exchange("2SEND_F1 0RECV_B0 0B0\n3RECV_F1 1SEND_B0 3F1").makespan
         1.0
     """
+    for option, given in (("duration", duration), ("size", size)):
+        if not _is_amount(given):
+            raise ScheduleError(f"{option} must be a finite number of at least 0, got {given!r:.80}")
     listed = _parsed(streams, duration, size) if isinstance(streams, str) else [_items(d, stream) for d, stream in enumerate(streams)]
     sizes = _sizes(listed)
     cluster = Cluster(unit="slot") if cluster is None else cluster
@@ -156,8 +160,12 @@ def _items(device: int, stream: Sequence[Item]) -> list[_Item]:
     for position, item in enumerate(stream):
         place = f"device {device}, position {position}"
         amount = item.duration if isinstance(item, Compute) else getattr(item, "size", None)
-        if not isinstance(item, Send | Receive | Compute) or not (amount is None or 0 <= amount <= LARGEST):
+        if not isinstance(item, Send | Receive | Compute) or not (amount is None or _is_amount(amount)):
             raise ScheduleError(f"{place}: {item!r:.80} is no Send, Receive or Compute with a finite size or duration of at least 0")
+        other, name = (0, item.name) if isinstance(item, Compute) else (item.to if isinstance(item, Send) else item.source, item.tag)
+        require_count(f"{place}: the device of {item!r:.80}", other, 0)
+        if not isinstance(name, str):
+            raise ScheduleError(f"{place}: {item!r:.80} has {name!r:.40} for a name; right is a text")
         if isinstance(item, Send):
             found.append(_Item(Kind.SEND_F, (device, item.to, item.tag), amount, f"send {item.tag} to device {item.to} (position {position})"))
         elif isinstance(item, Receive):
@@ -167,6 +175,11 @@ def _items(device: int, stream: Sequence[Item]) -> list[_Item]:
             found.append(_Item(Kind.F, (device, device, item.name), amount, f"{item.name} (position {position})", tuple(before)))
             before = []
     return found
+
+
+def _is_amount(value: Any) -> bool:
+    """Whether it is a finite number of at least 0."""
+    return isinstance(value, Real) and bool(0 <= value <= LARGEST)  # type: ignore[operator]  # numbers.Real promises no comparison with int
 
 
 _STEP = {Kind.SEND_F: 1, Kind.RECV_F: -1, Kind.SEND_B: -1, Kind.RECV_B: 1}

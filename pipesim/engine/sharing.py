@@ -50,8 +50,10 @@ def crossings(routes: Sequence[Route]) -> Crossings:
     for number, route in enumerate(routes):
         for resource, load in route:
             users.setdefault(resource, {})[number] = load / resource.capacity
-    needed = dict(users)
-    for resource, own in users.items():
+    # the many ports of a wide device are alike; of those the last is enough, or the comparison would be quadratic
+    last = {tuple(own.items()): resource for resource, own in users.items()}
+    needed = {resource: own for resource, own in users.items() if last[tuple(own.items())] == resource}
+    for resource, own in tuple(needed.items()):
         for other, _ in routes[next(iter(own))]:
             theirs = needed.get(other)
             if other != resource and theirs is not None and all(number in theirs and time <= theirs[number] for number, time in own.items()):

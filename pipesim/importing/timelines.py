@@ -319,9 +319,21 @@ def _inferred(ranks: Sequence[RankTrace], steps: Sequence[Steps], keys: Sequence
     except (TypeError, ValueError, OverflowError):
         raise ScheduleError(f"{ranks[0].path}: graph is no list of edges") from None
     try:
-        return Schedule.from_streams(streams, name=name if isinstance(name, str) else "imported", graph=edges, weights=weights).check()
+        schedule = Schedule.from_streams(streams, name=name if isinstance(name, str) else "imported", graph=edges, weights=weights).check()
     except ScheduleError as error:
         raise ScheduleError(f"what the ranks did in {_iteration(fullest)} is no schedule: {error}") from None
+    _refuse_cut_off(schedule, ranks)
+    return schedule
+
+
+def _refuse_cut_off(schedule: Schedule, ranks: Sequence[RankTrace]) -> None:
+    """The first stages alone look like a whole pipeline, but for the messages to the stage that is missing."""
+    for rank in ranks if ranks[0].own is None else ():
+        for op in rank.transfers:
+            if op.kind in (Kind.SEND_F, Kind.RECV_B) and op.stage + 1 == schedule.num_stages:
+                raise ScheduleError(
+                    f"rank {rank.rank} has {op}, and no trace has an op of stage {op.stage + 1} at the other end: give the traces of all ranks of the pipeline"
+                )
 
 
 def _playable(schedule: Schedule, ranks: Sequence[RankTrace], notes: list[str]) -> Schedule:

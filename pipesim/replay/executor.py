@@ -37,13 +37,13 @@ class Channel:
         """Starts all of them, and returns the work handles: per send, and per receive. Every handle must be waited for."""
         if not self._batched:
             # what isend and irecv call, without what they look up each time
-            received, sent = [], []
-            for transfer, tensor in receives:
-                group, rank = self._end(transfer.peer, False)
-                received.append(group.recv([tensor], rank, transfer.number))
+            sent, received = [], []
             for transfer, tensor in sends:
                 group, rank = self._end(transfer.peer, True)
                 sent.append(group.send([tensor], rank, transfer.number))
+            for transfer, tensor in receives:
+                group, rank = self._end(transfer.peer, False)
+                received.append(group.recv([tensor], rank, transfer.number))
             return sent, received
         ops = [dist.P2POp(dist.irecv, tensor, self._first + t.peer, self._group(t.peer, False), t.number) for t, tensor in receives]
         ops += [dist.P2POp(dist.isend, tensor, self._first + t.peer, self._group(t.peer, True), t.number) for t, tensor in sends]
@@ -202,10 +202,10 @@ class Executor:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _transfer(self, step: Step, departed: dict[int, Any], mark: Callable[[], Any]) -> None:
-        receives = [(transfer, self.buffer(transfer)) for transfer in step.receives]
         sends = [(transfer, self._taken(transfer)) for transfer in step.sends]
         for transfer in step.sends:
             departed[transfer.number] = mark()
+        receives = [(transfer, self.buffer(transfer)) for transfer in step.receives]
         sent, received = self.channel.exchange(sends, receives)
         self._outgoing.append((sent, [tensor for _, tensor in sends]))  # both kept until the end: the handles, and what they send
         for (transfer, tensor), work in zip(receives, received, strict=True):

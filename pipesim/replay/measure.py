@@ -18,7 +18,7 @@ from pipesim.replay.operations import Stage
 __all__ = ["CpuClock", "CudaClock", "Footprints", "clock_offset", "make_clock", "sleep_until"]
 
 _ROUNDS = 30
-_SPIN = 30_000  # ns before a deadline from which a sleeper spins; a wake-up is that late at times
+_SPIN = 300_000  # ns before a deadline from which a sleeper spins; a wake-up is that late at times
 
 
 class CpuClock:

@@ -326,6 +326,25 @@ def test_compare_all_of_an_impossible_size(pipesim):
     assert "microbatches must be at least 1" in run.stderr
 
 
-def test_check_says_what_it_did_not_judge(pipesim, tmp_path):
-    (tmp_path / "listed.csv").write_text("0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
-    assert "was not judged" in pipesim("check", "listed.csv").stdout
+def test_check_judges_the_order_of_listed_messages(pipesim, tmp_path):
+    right = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    (tmp_path / "listed.csv").write_text(right)
+    run = pipesim("check", "listed.csv")
+    assert run.returncode == 0
+    assert "--sends rendezvous" in run.stdout
+
+    # on one stream the RECV waits for a gradient that cannot come before the SEND behind it
+    (tmp_path / "listed.csv").write_text(right.replace("0SEND_F0,0RECV_B0", "0RECV_B0,0SEND_F0"))
+    run = pipesim("check", "listed.csv")
+    assert run.returncode == 1
+    assert "0SEND_F0" in run.stderr
+    assert "0RECV_B0" in run.stderr
+
+
+@pytest.mark.parametrize("reductions", [("0REDUCE_GRAD", ""), ("0REDUCE_GRAD,1REDUCE_GRAD", "1REDUCE_GRAD,0REDUCE_GRAD")])
+def test_check_refuses_reductions_that_wait_for_ever(pipesim, tmp_path, reductions):
+    """Of two replicas one lists none, or both list two in opposite orders."""
+    (tmp_path / "listed.csv").write_text(f"0F0,1F1,1B1,0B0,{reductions[0]}\n1F0,0F1,1B0,0B1,{reductions[1]}\n")
+    run = pipesim("check", "listed.csv")
+    assert run.returncode == 1
+    assert "0REDUCE_GRAD" in run.stderr

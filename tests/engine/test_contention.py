@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipesim.communication import Communication
 from pipesim.criticalpath import CriticalPaths
 from pipesim.engine.clock import Clock, Event
 from pipesim.engine.networks import FairNetwork, FifoNetwork
+from pipesim.engine.sharing import crossings
 from pipesim.hardware import Node
 from pipesim.models import Parallelism, pipeline_cluster
 from pipesim.models.devices import read_device
@@ -108,6 +109,24 @@ def test_who_waits_keeps_others_waiting() -> None:
     a, b = Resource("a", 1.0), Resource("b", 1.0)
     routes: list[Route] = [((a, 1.0),), ((a, 1.0), (b, 1.0)), ((b, 1.0),)]
     assert carry(FifoNetwork, routes, [(0.0, 0, 4.0), (1.0, 1, 2.0), (2.0, 2, 1.0)])[0] == [(0, 4), (4, 6), (6, 7)]
+
+
+def test_resources_that_are_alike_are_compared_once() -> None:
+    """A route over 2000 ports of 10 and one of 5: the one is all that counts, and finding that is no work for each pair of ports."""
+
+    class Counted(tuple[tuple[Resource, float], ...]):
+        read = 0
+
+        def __iter__(self) -> Iterator[tuple[Resource, float]]:
+            for crossing in super().__iter__():
+                Counted.read += 1
+                yield crossing
+
+    route = Counted([*((Resource(f"port {number}", 10.0), 1.0) for number in range(2000)), (Resource("uplink", 5.0), 1.0)])
+    found = crossings([route])
+    assert found.capacity == [5.0]
+    assert found.routes == [((0, 1.0),)]
+    assert Counted.read < 10 * len(route)
 
 
 def test_nothing_takes_no_time_and_a_free_way_is_free() -> None:

@@ -64,6 +64,10 @@ def test_fragments_with_compute() -> None:
         ([[Send(0, "x"), Receive(0, "x")], []], "from device 0 to device 0"),
         ([["x"], []], "is no Send, Receive or Compute"),
         ([[Compute("f", float("nan"))]], "is no Send, Receive or Compute"),
+        ([[Send(1, "x", "5 MB")], [Receive(0, "x")]], "is no Send, Receive or Compute"),
+        ([[Send(1, 3)], [Receive(0, 3)]], "3 for a name; right is a text"),
+        ([[Send("1", "x")], [Receive(0, "x")]], "device 0, position 0: the device of .* must be a whole number"),
+        ([[Send(1, "x")], [Receive(False, "x")]], "device 1, position 0: the device of .* must be a whole number"),
         ([[Send(1, "x"), Send(1, "y")], [Receive(0, "y"), Receive(0, "x")]], "messages cross .*send x.*send y.*receive y.*receive x"),
         ("0SEND_F2\n1F2", "no device lists 1RECV_F2"),
         ("0SEND_F2\n1F2 1RECV_F2", "1F2 stands before the RECV of 0SEND_F2"),
@@ -72,3 +76,9 @@ def test_fragments_with_compute() -> None:
 def test_fragments_that_are_wrong(streams: Any, text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         exchange(streams)
+
+
+@pytest.mark.parametrize("option", [{"duration": float("nan")}, {"duration": "1"}, {"size": -1.0}])
+def test_numbers_of_a_listing_that_are_none(option: Any) -> None:
+    with pytest.raises(ScheduleError, match="must be a finite number of at least 0"):
+        exchange("0F0", **option)

@@ -243,6 +243,12 @@ def test_copies_of_a_pipeline_are_refused(tmp_path: Path) -> None:
 # -- the schedule --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_rank_whose_messages_go_to_a_stage_that_no_trace_has(tmp_path: Path) -> None:
+    """Without the last rank what is left looks like a shorter pipeline."""
+    with pytest.raises(ScheduleError, match=r"rank 0 has 0SEND_F0, and no trace has an op of stage 1.*all ranks of the pipeline"):
+        read_traces(write(tmp_path, 0, RANK0))
+
+
 def test_a_given_schedule_keeps_its_name_and_says_which_device_a_rank_is(tmp_path: Path) -> None:
     # ranks 0 and 1 stand for devices 1 and 0
     schedule = Schedule.from_text("1F0 1B0\n0F0 0B0", name="turned")
