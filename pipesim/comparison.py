@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipesim.differences import Difference, difference
+from pipesim.differences import Difference, difference, knows_memory, typical_step
 from pipesim.errors import ScheduleError
 from pipesim.timeline import Timeline
 
 __all__ = ["Comparison", "compare"]
 
+_TIMES = ("makespan", "bubble_fraction", "bubble_overhead", "span_bubble_rate")
 _FIGURES = (
     "makespan",
     "iteration_time",
@@ -28,9 +29,12 @@ _FIGURES = (
 class Comparison:
     """Figures of several runs side by side; the first run is what the others are compared with.
 
+    Runs with different numbers of steps are compared per step: there is an ``iteration_time_ratio`` instead of the ``makespan_ratio``,
+    and makespan and bubbles of a run of several steps are those of its step of median makespan (:func:`pipesim.differences.typical_step`).
+
     Attributes:
         names: One per run.
-        rows: (name of the figure, one value per run).
+        rows: (name of the figure, one value per run); ``steps`` is among them where a run has several. A peak_memory of None is unknown.
         unit: Their unit of time.
         difference: Why two runs differ, where they are of the same ops; else None.
     """
@@ -84,7 +88,19 @@ def compare(*timelines: Timeline, names: Sequence[str] | None = None) -> Compari
     if len(given) != len(timelines):
         raise ScheduleError(f"{len(given)} names for {len(timelines)} runs")
     unique = [name if given.count(name) == 1 else f"{name} #{given[: i + 1].count(name)}" for i, name in enumerate(given)]
-    rows = [(figure, tuple(getattr(timeline, figure) for timeline in timelines)) for figure in _FIGURES]
-    rows.insert(1, ("makespan_ratio", tuple(timeline.makespan / timelines[0].makespan if timelines[0].makespan else None for timeline in timelines)))
     why = difference(*timelines, names=(unique[0], unique[1])) if len(timelines) == 2 else None
-    return Comparison(tuple(unique), tuple(rows), units.pop(), why)
+    return Comparison(tuple(unique), tuple(_rows(timelines)), units.pop(), why)
+
+
+def _rows(timelines: Sequence[Timeline]) -> list[tuple[str, tuple[Any, ...]]]:
+    steps = tuple(timeline.steps for timeline in timelines)
+    per_step = len(set(steps)) > 1
+    timed = [typical_step(timeline) for timeline in timelines] if per_step else timelines
+    found = {figure: tuple(getattr(one, figure) for one in (timed if figure in _TIMES else timelines)) for figure in _FIGURES}
+    found["peak_memory"] = tuple(timeline.peak_memory if knows_memory(timeline) else None for timeline in timelines)
+    compared = "iteration_time" if per_step else "makespan"
+    rows = list(found.items())
+    first = found[compared][0]
+    ratio = f"{compared}_ratio", tuple(value / first if first else None for value in found[compared])
+    rows.insert(_FIGURES.index(compared) + 1, ratio)
+    return rows if max(steps) == 1 else [("steps", steps), *rows]

@@ -25,7 +25,7 @@ from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["Difference", "Errors", "OpError", "Term", "difference", "typical_step"]
+__all__ = ["Difference", "Errors", "OpError", "Term", "difference", "knows_memory", "typical_step"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +34,7 @@ _WORST = 10  # ops that are named
 
 
 def typical_step(timeline: Timeline) -> Timeline:
-    """The step of median makespan as a run of its own; of an even number of steps the shorter of the two in the middle.
+    """The step of median makespan (compute and collectives) as a run of its own; of an even number of steps the shorter of the two in the middle.
 
     Examples:
         >>> from pipesim import UniformCosts, generate, simulate
@@ -53,8 +53,17 @@ def typical_step(timeline: Timeline) -> Timeline:
 
 
 def _typical(timeline: Timeline) -> int:
-    spans = timeline.end.max(axis=1) - timeline.start.min(axis=1)
+    own = timeline.traffic.collective
+    # without traffic there is one empty row for all steps
+    first = np.minimum(timeline.start.min(axis=1), timeline.traffic_start[:, own].min(axis=1, initial=np.inf))
+    last = np.maximum(timeline.end.max(axis=1), timeline.traffic_end[:, own].max(axis=1, initial=-np.inf))
+    spans = last - first
     return int(np.argsort(spans, kind="stable")[(len(spans) - 1) // 2])
+
+
+def knows_memory(timeline: Timeline) -> bool:
+    """Whether peak_memory says anything: a run that was measured or imported without a byte does not know it."""
+    return (timeline.source != "measured" and "imported" not in timeline.info) or any(timeline.peak_memory)
 
 
 # -- two runs of the same ops ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,17 @@ from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["DEFINITIONS", "Estimate", "estimate", "rank", "schedules_to_rank"]
+__all__ = [
+    "DEFINITIONS",
+    "Estimate",
+    "contenders",
+    "estimate",
+    "memory_savers",
+    "rank",
+    "schedules_not_ranked",
+    "schedules_to_rank",
+    "with_less_memory",
+]
 
 DEFINITIONS = {
     "iteration_time": "first start to last end of the batch, gradient reduction and optimizer included",
@@ -30,10 +40,16 @@ DEFINITIONS = {
     "peak_memory": "the most bytes that a GPU holds at once, of the device that holds most",
 }
 
-# schedules of other workloads: dependent chunks of one graph, resources of one machine, pieces of one sequence, branches of a model
-_OTHER_WORKLOADS = ("gnnpipe", "pipad", "seq1f1b", "graphpipe")
-# searches within a memory limit of one's choice; zb-1p, zb-2p, v-min, v-half and v-zb are what they find for the usual ones
-_SEARCHES = ("zb-auto", "v-auto")
+# what schedules_to_rank leaves out, and why
+_NOT_RANKED = {
+    "gnnpipe": "of another workload: dependent chunks of a graph",
+    "pipad": "of another workload: resources of one machine",
+    "seq1f1b": "of another workload: pieces of a sequence",
+    "graphpipe": "of another workload: branches of a model",
+    "zb-auto": "searches within a --memory-limit to be given; zb-1p and zb-2p, which search within the usual ones, are there",
+    "v-auto": "searches within a --memory-limit to be given; v-min, v-half and v-zb, for the usual ones, are there",
+}
+_TRIED, _MOST_OPS = 6, 150_000  # schedules that are simulated with each way to save memory, and ops in all: a second or two
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +235,7 @@ def _times_for_order(costs: TransformerCosts, generator: registry.Generator) -> 
 
 
 def schedules_to_rank() -> list[str]:
-    """Every installed schedule once, by its first name, without those of other workloads and those that search within a limit to be given.
+    """Every installed schedule once, by its first name, without :func:`schedules_not_ranked`.
 
     Those without a flush are still among them; :func:`rank` can leave them out.
 
@@ -230,7 +246,17 @@ def schedules_to_rank() -> list[str]:
     seen: dict[registry.Generator, str] = {}
     for name, generator in registry.available().items():
         seen.setdefault(generator, name)
-    return [name for name in seen.values() if name not in _OTHER_WORKLOADS + _SEARCHES]
+    return [name for name in seen.values() if name not in _NOT_RANKED]
+
+
+def schedules_not_ranked() -> dict[str, str]:
+    """Those of other workloads and those that search within a limit to be given, each with the reason.
+
+    Examples:
+        >>> schedules_not_ranked()["gnnpipe"]
+        'of another workload: dependent chunks of a graph'
+    """
+    return dict(_NOT_RANKED)
 
 
 def rank(
@@ -261,7 +287,7 @@ def rank(
         progress: Called with how many have been done, and how many there are.
 
     Returns:
-        The estimates in order, and the reason of every schedule that does not allow the size.
+        The estimates in order, and the reason of every schedule that does not allow the size or that *flush_only* leaves out.
 
     Examples:
         >>> from pipesim.models import Parallelism, read_device, read_model
@@ -280,7 +306,79 @@ def rank(
             refused[name] = str(error).partition("\n")[0]
             continue
         if flush_only and one.run.schedule.weights != "flush":
+            refused[name] = "trains on stale weights, without a flush; name it to have it"
             continue
         found.append(one)
     # times that differ only by the order of float sums are ties, and the smaller peak comes first
     return sorted(found, key=lambda one: (not one.fits, float(f"{one.iteration_time:.9g}"), max(one.run.peak_memory))), refused
+
+
+def memory_savers(parallel: Parallelism) -> dict[str, Parallelism]:
+    """Ways to hold less that *parallel* does not take yet: the option of ``pipesim estimate``, and the parallelism with it.
+
+    Examples:
+        >>> list(memory_savers(Parallelism(pipeline=4, flash_attention=True)))
+        ['--recompute full']
+    """
+    scores = parallel.recompute == "none" and not parallel.flash_attention  # which selective recomputation would not keep
+    ways: dict[str, Parallelism] = {}
+    if not parallel.flash_attention:
+        ways["--flash-attention"] = replace(parallel, flash_attention=True)
+    if scores:
+        ways["--recompute selective"] = replace(parallel, recompute="selective")
+    if parallel.recompute != "full":
+        ways["--recompute full"] = replace(parallel, recompute="full")
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        also = "--recompute selective " if scores else ""
+        ways[f"{also}--sequence-parallel"] = replace(parallel, sequence_parallel=True, recompute="selective" if scores else parallel.recompute)
+    if parallel.data > 1 and not parallel.zero:
+        ways["--zero 1"] = replace(parallel, zero=1)
+    return ways
+
+
+def contenders(found: Sequence[Estimate]) -> list[Estimate]:
+    """Up to six estimates, the fastest first: what to try with less memory.
+
+    Of more, those than which no other is both faster and smaller. With less memory another could still be the fastest, by a
+    few percent: what saves memory slows whole and split backwards down by different amounts.
+    """
+    ordered = sorted(found, key=lambda one: (one.iteration_time, max(one.run.peak_memory)))
+    if len(ordered) <= _TRIED:
+        return ordered
+    kept: list[Estimate] = []
+    for one in ordered:
+        if not kept or max(one.run.peak_memory) < max(kept[-1].run.peak_memory):
+            kept.append(one)
+    return kept[:_TRIED]
+
+
+def with_less_memory(
+    found: Sequence[Estimate], *, memory: float | None = None, engine: Engine = "auto", options: dict[str, dict[str, Any]] | None = None
+) -> dict[str, Estimate | None]:
+    """The fastest of some schedules that fits with each of :func:`memory_savers`.
+
+    Args:
+        found: From :func:`contenders`.
+        memory: As it was given to :func:`rank`.
+        engine: The same.
+        options: The same.
+
+    Returns:
+        A way to the estimate, None where none fits; nothing at all where it would take more than a few seconds.
+
+    Examples:
+        >>> from pipesim.models import Parallelism, read_device, read_model
+        >>> parallel = Parallelism(tensor=8, pipeline=8, recompute="selective")
+        >>> found, _ = rank(read_model("gpt3-175b"), read_device("a100-80g"), parallel, ["1f1b"], batch=16)
+        >>> {way: one is not None for way, one in with_less_memory(found).items()}
+        {'--flash-attention': False, '--recompute full': True, '--sequence-parallel': True}
+    """
+    costs, ways = found[0].costs, memory_savers(found[0].costs.parallel)
+    if len(ways) * sum(one.run.schedule.num_slots for one in found) > _MOST_OPS:
+        return {}
+    names = [one.name for one in found]
+    best: dict[str, Estimate | None] = {}
+    for way, parallel in ways.items():
+        then, _ = rank(costs.model, costs.device, parallel, names, batch=found[0].batch, memory=memory, engine=engine, options=options)
+        best[way] = then[0] if then and then[0].fits else None
+    return best

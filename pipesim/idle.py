@@ -40,7 +40,7 @@ def idle_causes(timeline: Timeline) -> list[dict[str, float]]:
     schedule, steps = timeline.schedule, timeline.steps
     totals = np.zeros((schedule.num_devices, len(IDLE_CAUSES)))
     if jit.is_loaded() and steps == 1 and not (schedule.has(Kind.U) or len(timeline.moves) or len(timeline.traffic)):
-        times = (np.ascontiguousarray(column[0]) for column in (timeline.start, timeline.end, timeline.sent, timeline.arrived))
+        times = jit.columns(timeline.start[0], timeline.end[0], timeline.sent[0], timeline.arrived[0])
         about = timeline.messages.target_slot, schedule.device_slots, timeline.first_start, timeline.last_end
         jit.call(loops.idle, *times, *about, np.array([_WARM_UP, _PEER, _LINK, _DRAIN]), totals)
         return [dict(zip(IDLE_CAUSES, row, strict=True)) for row in totals.tolist()]

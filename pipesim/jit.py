@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["call", "installed", "is_loaded"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["call", "columns", "installed", "is_loaded"]
 
 
 def installed() -> bool:
@@ -26,6 +29,18 @@ def installed() -> bool:
 def is_loaded() -> bool:
     """Whether this process has a compiled loop, so that numba costs nothing more than the loading of the next one."""
     return bool(_loops)
+
+
+def columns(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The arrays as loops want what they only read: contiguous and read-only. Another type would be compiled for, for seconds."""
+    result = []
+    for array in arrays:
+        column = np.ascontiguousarray(array)
+        if column.flags.writeable:
+            column = column.view()
+            column.flags.writeable = False
+        result.append(column)
+    return tuple(result)
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -58,7 +73,6 @@ def _load(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     types = tuple(numba.typeof(argument) for argument in arguments)
     with _one_process(loop.stats.cache_path), event.install_listener("numba:compile", Notice()):
         loop.compile(types)
-    loop.disable_compile()  # one signature per loop: other types are a mistake, which would cost seconds unseen
     _loops[function] = loop
     return loop
 

@@ -344,9 +344,9 @@ def _peaks(timeline: Timeline) -> tuple[Floats, Floats]:
     size, messages_take_room = constant(footprint.message), not all_zero(footprint.message)
     if messages_take_room and jit.is_loaded() and not timeline.offload_start.size:
         totals, table = np.zeros(schedule.num_devices), _always(timeline)
-        times = tuple(np.ascontiguousarray(column) for column in (timeline.start, timeline.end, timeline.sent, timeline.departed, timeline.arrived))
+        times = jit.columns(timeline.start, timeline.end, timeline.sent, timeline.departed, timeline.arrived)
         messages_of = schedule.device_slots, timeline.messages.target_slot, *_messages_by_device(schedule)
-        sizes = np.ascontiguousarray(footprint.message) if size is None else np.full(1, size)
+        (sizes,) = jit.columns(footprint.message if size is None else np.full(1, size))
         jit.call(loops.memory_peaks, times, *timeline._activation_changes, sizes, int(size is None), *messages_of, table, totals)
         return totals, table
     if messages_take_room or timeline.offload_start.size:

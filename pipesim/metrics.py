@@ -67,7 +67,7 @@ def busy(timeline: Timeline) -> Floats:
     """(devices,) time in compute slots, all steps together."""
     if jit.is_loaded() and timeline.steps == 1:
         result = np.zeros(timeline.schedule.num_devices)
-        times = np.ascontiguousarray(timeline.start[0]), np.ascontiguousarray(timeline.end[0])
+        times = jit.columns(timeline.start[0], timeline.end[0])
         jit.call(loops.busy, *times, timeline.schedule.device_slots, result)
         result.setflags(write=False)  # it is shared
         return result

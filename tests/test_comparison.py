@@ -123,6 +123,56 @@ def test_medians_over_steps() -> None:
     assert "run, the median of 3 steps" in str(compare(run(schedule), actual, names=["sim", "run"]))
 
 
+def several_steps(begins: list[float], forward: list[float]) -> Timeline:
+    """A measured run of F and a B of 2 on one device, per step when it began and what F took."""
+    begin, first = np.array(begins), np.array(forward)
+    start, end = np.stack([begin, begin + first], axis=1), np.stack([begin + first, begin + first + 2], axis=1)
+    empty = np.zeros((len(begin), 0))
+    return replace(run(Schedule.from_text("0F0 0B0")), source="measured", start=start, end=end, sent=empty, departed=empty, arrived=empty)
+
+
+def test_runs_with_different_numbers_of_steps_are_compared_per_step() -> None:
+    # steps of 3, 3.5 and 11, far apart; all three together take 131. The simulated one takes 3, so 3.5 / 3.
+    actual, sim = several_steps([0, 20, 120], [1, 1.5, 9]), run(Schedule.from_text("0F0 0B0"))
+    assert actual.makespan == 131
+    rows = dict(compare(sim, actual).rows)
+    assert rows["steps"] == (1, 3)
+    assert rows["makespan"] == rows["iteration_time"] == (3, 3.5)
+    assert rows["iteration_time_ratio"] == (1, pytest.approx(3.5 / 3))
+    assert rows["bubble_fraction"] == (0, 0)
+    assert "makespan_ratio" not in rows
+    assert difference(sim, actual).makespan == rows["makespan"]
+    text = str(compare(sim, actual))
+    assert "131" not in text
+    assert "makespan of a step" in text
+    assert "of the step of median makespan" in text
+
+
+def test_as_many_steps_are_compared_as_a_whole() -> None:
+    one, two = several_steps([0, 10], [1, 1]), several_steps([0, 23], [1, 1])
+    rows = dict(compare(one, two).rows)
+    assert rows["steps"] == (2, 2)
+    assert (rows["makespan"], rows["makespan_ratio"]) == ((13, 26), (1, 2))
+    assert "iteration_time_ratio" not in rows
+    assert "steps" not in dict(compare(run(), run()).rows)
+
+
+def test_a_step_is_as_long_as_its_collectives() -> None:
+    # F 1 and B 2 take 3 in every step; reductions end 7, 1 and 4 after B: steps of 10, 4 and 7
+    schedule = Schedule.from_text("0F0 0B0 0REDUCE_GRAD")
+    base = simulate(schedule, UniformCosts(forward=1, backward=2, reduction=1))
+    assert base.traffic.collective.all()
+    assert len(base.traffic) == 1
+    begins = np.array([[0.0], [20.0], [40.0]])
+    after = base.end.max() + np.array([[7.0], [1.0], [4.0]])
+    columns = {"start": begins + base.start, "end": begins + base.end}
+    traffic = {"traffic_start": begins + base.end.max(), "traffic_end": begins + after}
+    empty = {name: np.zeros((3, 0)) for name in ("sent", "departed", "arrived")}
+    found = typical_step(replace(base, source="measured", **columns, **traffic, **empty))
+    assert found.first_start == 40
+    assert found.makespan == base.end.max() + 4
+
+
 def test_of_an_even_number_of_steps_the_shorter_one_in_the_middle() -> None:
     assert typical_step(simulate(TWO, UniformCosts(), steps=2)).steps == 1
 
@@ -144,6 +194,13 @@ def test_memory_is_compared_where_both_runs_say_it() -> None:
     unknown = replace(sim, source="measured", footprint=replace(sim.footprint, kept=sim.footprint.kept * 0, static={}))
     assert difference(sim, unknown).peak_memory is None
     assert "peak_memory is not compared" in str(compare(sim, unknown))
+    assert dict(compare(sim, unknown).rows)["peak_memory"] == ([16, 13], None)
+    assert str(compare(sim, unknown)).splitlines()[3].endswith("unknown")
+    assert unknown.summary().count("unknown") == 2  # a line per device
+    # neither does a trace of a simulation
+    assert dict(compare(sim, replace(unknown, source="simulated", info={"imported": "a trace that pipesim wrote"})).rows)["peak_memory"][1] is None
+    # a simulation that was asked for no bytes has none
+    assert dict(compare(sim, replace(unknown, source="simulated")).rows)["peak_memory"] == ([16, 13], [0, 0])
     assert difference(sim, replace(sim, source="measured", info={"peak_memory": "unknown"})).peak_memory == ((16, 16), (13, 13))
 
 

@@ -14,7 +14,7 @@ from pipesim.models import ModelSpec, Parallelism, read_device, read_efficiency,
 
 pytest.importorskip("scipy")
 
-from pipesim.fit import Configuration, Errors, Fit, MeasuredRun, Predictor, as_dict, by, fit, read_runs, shared, summary, worst
+from pipesim.fit import Configuration, Errors, Fit, MeasuredRun, Predictor, as_dict, by, fit, read_runs, shared, summary, warnings, worst
 from pipesim.fit.predictor import COORDINATES, _efficiency, coordinates
 
 A100 = read_device("a100-80g")
@@ -134,7 +134,7 @@ def test_of_choices_the_fastest_that_fits() -> None:
     slow_launches = TRUTH.with_efficiency(layer_overhead=1e-2)
     for memory, expected in ((80e9, 2), (10e9, 1)):
         device = replace(slow_launches, cluster=slow_launches.cluster.with_memory(memory), memory=memory)
-        found = fit([MeasuredRun(choices, 1.0)], device, ["gemm"])
+        found = fit([MeasuredRun(choices, 3.0)], device, ["gemm"])
         assert found.chosen.tolist() == [expected]
 
 
@@ -145,12 +145,48 @@ def test_nothing_fits() -> None:
         fit([MeasuredRun(choices, 1.0, "x")], device, ["gemm"])
 
 
-def test_a_number_that_the_runs_do_not_tell(runs: list[MeasuredRun]) -> None:
+def test_a_number_that_the_runs_do_not_tell_stays_at_its_start(runs: list[MeasuredRun]) -> None:
     """Without tensor parallelism nothing is sent inside a node but gradients and messages; between nodes nothing at all."""
-    found = fit(runs, START, ["gemm", "between"])
-    assert np.isinf(found.uncertainty[1])
-    assert "between" in summary(found)
-    assert "do not tell it" in summary(found)
+    found = fit(runs, START, ["between", *FREE])
+    assert (found.free, found.untold) == (FREE, ("between",))
+    assert found.efficiency.between == START.efficiency.between
+    assert found.efficiency.gemm == pytest.approx(0.6, rel=1e-3)
+    assert len(found.uncertainty) == 3
+    assert "not fitted, as these runs do not tell it" in summary(found)
+    assert as_dict(found)["untold"] == {"between": START.efficiency.between}
+    assert warnings(found) == [f"these runs do not tell between: it is not fitted and stays {START.efficiency.between:.4g}"]
+
+
+def test_of_two_numbers_that_only_tell_of_each_other_one_stays() -> None:
+    """Two runs that differ in nothing: a longer step and slower GEMMs are the same to them. The later one stays."""
+    one = Configuration(MODEL, Parallelism(), 8)
+    run = MeasuredRun((one,), Predictor(one, TRUTH).simulate(TRUTH.efficiency))
+    found = fit([run, run], START.with_efficiency(step_overhead=0.05, layer_overhead=1e-4), ["gemm", "step_overhead"])
+    assert (found.free, found.untold) == (("gemm",), ("step_overhead",))
+    assert found.efficiency.step_overhead == 0.05
+    assert found.efficiency.gemm == pytest.approx(0.6, rel=1e-3)
+
+
+def test_runs_that_tell_nothing(runs: list[MeasuredRun]) -> None:
+    with pytest.raises(ScheduleError, match=r"the runs do not tell between \(.*\), so there is nothing to fit"):
+        fit(runs, START, ["between"])
+    with pytest.raises(ScheduleError, match="no number to fit"):
+        fit(runs, START, [])
+
+
+def test_few_runs_are_warned_of(runs: list[MeasuredRun], found: Fit) -> None:
+    few = fit(runs[:8], START, FREE)
+    assert warnings(few) == ["8 runs for 3 numbers, fewer than 3 for each: such a fit also follows noise; fit fewer (--free, --fix) or measure more"]
+    assert f"warning: {warnings(few)[0]}" in summary(few)
+    assert warnings(found) == []
+
+
+def test_leave_one_out_is_done_once(found: Fit) -> None:
+    errors = found.folds(12, 10)
+    assert errors.shape == (1, 12)
+    text = summary(found, errors, leave_one_out=True)
+    assert "leave-one-out     mean" in text
+    assert "shuffle" not in text
 
 
 @pytest.mark.parametrize(
@@ -204,6 +240,15 @@ def test_every_error_has_the_number_of_parameters_beside_it(found: Fit) -> None:
     assert len(report["rows"]) == 12
 
 
+def test_columns_stand_below_each_other(runs: list[MeasuredRun]) -> None:
+    mixed = [replace(run, choices=(replace(run.choices[0], schedule=name),)) for run, name in zip(runs[4:], ["gpipe", "1f1b"] * 4, strict=True)]
+    lines = summary(fit(mixed, TRUTH, ["gemm"])).splitlines()
+    start = lines.index("by schedule") + 1
+    assert len({line.index("mean") for line in lines[start : start + 2]}) == 1
+    assert len({line.index("worst") for line in lines[start : start + 2]}) == 1
+    assert any("b microbatch, m microbatches" in line for line in lines)
+
+
 def test_a_wrong_column(found: Fit) -> None:
     with pytest.raises(ScheduleError, match="no 'pipline'; did you mean 'pipeline'"):
         by(found, "pipline")
@@ -225,6 +270,17 @@ def test_reads_runs(tmp_path: Path) -> None:
     assert (one.schedule, one.microbatches, one.options) == ("1f1b", 8, {})
     assert (other.schedule, other.options) == ("interleaved-1f1b", {"chunks": 2})
     assert first.facts["note"] == "first"
+
+
+def test_gpus_say_how_many_pipelines(tmp_path: Path) -> None:
+    """32 GPUs of which a pipeline takes 2 x 4 are 4 pipelines."""
+    path = tmp_path / "runs.csv"
+    path.write_text("model,tensor,pipeline,gpus,microbatch,batch,seconds\ngpt-22b,2,4,32,1,8,1.42\n")
+    ((run,),) = (one.choices for one in read_runs(path))
+    assert (run.parallel.data, run.microbatches) == (4, 2)
+    path.write_text("model,tensor,pipeline,gpus,microbatch,batch,seconds\ngpt-22b,2,4,12,1,8,1.42\n")
+    with pytest.raises(ScheduleError, match="line 2: gpus is 12, which is no multiple of tensor x pipeline = 2 x 4"):
+        read_runs(path)
 
 
 def test_reads_choices(tmp_path: Path) -> None:

@@ -203,15 +203,24 @@ def test_faults(fault: str, way: Callable[[], Any]) -> None:
 
 
 @needs_numba
-def test_a_loop_has_one_signature() -> None:
-    """Columns of another type are a mistake that is seen at once; they would be compiled for, for seconds, unseen."""
-    with by_numba():
-        assert generate("1f1b", 2, 2).num_stages == 2
-    with pytest.raises(TypeError, match="No matching definition"):
-        jit.call(jit_first_loop(), *[np.zeros(1, np.float32)] * 7)
-
-
-def jit_first_loop() -> Callable[..., Any]:
+def test_columns_of_other_types_are_compiled_for() -> None:
+    """Whoever comes first, with columns that may be written to or not, of one type or another, must not spoil it for the next."""
     from pipesim import loops
 
-    return loops.survey
+    for writeable in (False, True, False):
+        for dtype in (np.float64, np.float32):
+            times = np.array([0, 1, 2, 3], dtype), np.array([1, 3, 3, 7], dtype)
+            for column in times:
+                column.setflags(write=writeable)
+            result = np.zeros(2)
+            jit.call(loops.busy, *times, np.array([0, 2, 4]), result)
+            assert result.tolist() == [3, 5]
+
+
+def test_what_loops_read_is_contiguous_and_read_only() -> None:
+    wide = np.arange(6.0).reshape(3, 2)
+    (column,) = jit.columns(wide[:, 1])
+    assert column.tolist() == [1, 3, 5]
+    assert column.flags.c_contiguous
+    assert not column.flags.writeable
+    assert wide.flags.writeable

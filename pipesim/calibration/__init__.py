@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipesim.calibration.calibrated import Calibration, Interference, MeasuredLink, OpSpread, calibrate
 from pipesim.calibration.files import cluster_path, load_calibration, save_calibration
 from pipesim.calibration.fitting import LinkFit, Spread, fit_link, spread, warm_up
-from pipesim.calibration.predicting import Prediction, predict, simulated
+from pipesim.calibration.predicting import Prediction, predict, simulated, too_busy
 from pipesim.calibration.report import calibration_report, prediction_table
 from pipesim.calibration.running import Done, Plan, run_plan
 from pipesim.calibration.samples import collect, iteration_times
@@ -38,5 +38,6 @@ __all__ = [
     "simulated",
     "split_probe",
     "spread",
+    "too_busy",
     "warm_up",
 ]

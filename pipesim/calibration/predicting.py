@@ -19,7 +19,7 @@ from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["LIMIT", "Prediction", "predict", "simulated"]
+__all__ = ["LIMIT", "Prediction", "predict", "simulated", "too_busy"]
 
 LIMIT = 0.10
 _DRAWS = 500
@@ -75,13 +75,27 @@ class Prediction:
         return max(LIMIT, 2 * (self.spread or 0.0))
 
     @property
+    def busy(self) -> bool:
+        """Whether the machine was too busy to tell: runs of one schedule differ by more than 10 %."""
+        return self.spread is not None and self.spread > LIMIT
+
+    @property
     def within(self) -> bool | None:
-        """Whether the error is within the limit."""
-        return None if self.error is None else abs(self.error) <= self.limit
+        """Whether the error is within the limit; None without runs, and where only a busy machine's spread makes the limit that large."""
+        if self.error is None or (self.busy and LIMIT < abs(self.error) <= self.limit):
+            return None
+        return abs(self.error) <= self.limit
+
+    @property
+    def verdict(self) -> str | None:
+        """:attr:`within` in words: ``yes``, ``NO`` or ``cannot tell``; None without runs."""
+        if self.error is None:
+            return None
+        return "cannot tell" if self.within is None else "yes" if self.within else "NO"
 
     def as_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        names = ("name", "predicted", "ops", "host", "messages", "waits", "typical", "error", "spread", "limit", "within", "iterations")
+        names = ("name", "predicted", "ops", "host", "messages", "waits", "typical", "error", "spread", "limit", "within", "verdict", "iterations")
         return {**{name: getattr(self, name) for name in names}, "measured": list(self.measured), "notes": list(self.notes)}
 
 
@@ -130,6 +144,22 @@ def predict(calibration: Calibration, schedule: Schedule, replays: Sequence[Time
         times.append(float(np.median(own)))
         iterations += len(own)
     return Prediction(schedule.name, ops, host - ops, whole - host, waits, tuple(times), iterations, tuple(notes))
+
+
+def too_busy(predictions: Sequence[Prediction]) -> str | None:
+    """What to say where runs of one schedule differ too much from one to the next to compare a prediction with them; else None.
+
+    Examples:
+        >>> too_busy([Prediction("1f1b", 1.0, 0.0, 0.0, measured=(1.0, 1.5, 2.0))])
+        'THE MACHINE WAS TOO BUSY: runs of one schedule differ (spread 33 %); do not rely on this calibration, repeat it on an idle machine'
+        >>> too_busy([Prediction("1f1b", 1.0, 0.0, 0.0, measured=(1.0, 1.05, 1.1))])
+    """
+    spreads = [one.spread for one in predictions if one.busy and one.spread is not None]
+    if not spreads:
+        return None
+    low, high = f"{100 * min(spreads):.0f}", f"{100 * max(spreads):.0f}"
+    said = high if low == high else f"{low} to {high}"
+    return f"THE MACHINE WAS TOO BUSY: runs of one schedule differ (spread {said} %); do not rely on this calibration, repeat it on an idle machine"
 
 
 def _waits(calibration: Calibration, schedule: Schedule) -> float:

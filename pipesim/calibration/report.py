@@ -35,8 +35,10 @@ def calibration_report(calibration: Calibration) -> str:
             error = "-" if link.error is None else f"{link.error:.1%}"
             rows.append([f"{source} -> {target}", _time(link.latency), bandwidth, *known, str(link.sizes), str(link.count), error])
         lines += ["", *_table(rows)]
-        lines.append("  latency: as simulated, of messages that ops waited for; probe: one message at a time, the quickest of each size;")
-        lines.append("  op to op: from the end of an op to the start of the one that waits for its message; worst fit: line against a size")
+        lines.append("  op to op: from the end of an op to the start of the one that waits for its message, the host's time included;")
+        lines.append("  latency: as simulated, what is left of op to op without the host's time after an op, per message sent and per message")
+        lines.append("  received (above) and without size / bandwidth; 0 where these explain all of it, so the time is simulated, but as the host's;")
+        lines.append("  probe latency: one message at a time, the quickest of each size; worst fit: line against a size")
     if calibration.interference is not None:
         beside = calibration.interference
         lines += [
@@ -71,16 +73,19 @@ def prediction_table(predictions: Sequence[Prediction]) -> str:
         else:
             spread = "-" if one.spread is None else f"{100 * one.spread:.1f} %"
             runs = f"{len(one.measured)} x {one.iterations // len(one.measured)}"
-            row += [_time(one.typical), f"{100 * one.error:+.1f} %", spread, f"{100 * one.limit:.1f} %", "yes" if one.within else "NO", runs]
+            row += [_time(one.typical), f"{100 * one.error:+.1f} %", spread, f"{100 * one.limit:.1f} %", one.verdict or "-", runs]
         rows.append(row)
     lines = _table(rows)
     lines.append("  predicted: simulated from the calibration's runs of other schedules; ops: if ops took their typical time and nothing else;")
-    lines.append("  host: time between ops; messages: latency and bandwidth; waits: ops vary, and devices wait for whoever is late")
+    lines.append("  host: time between ops; messages: latency and bandwidth; waits: ops vary, and devices wait for whoever is late;")
+    lines.append("  pipesim simulate --costs ... --cluster ... with this calibration's files gives ops + host + messages, without waits")
     if any(one.measured for one in predictions):
         lines.append(
             "  measured: median of the runs' median iterations; error: predicted / measured - 1; spread: standard deviation from run to run;"
         )
         lines.append(f"  limit: the larger of {LIMIT:.0%} and twice the spread; runs: how many x iterations in each")
+        if any(one.verdict == "cannot tell" for one in predictions):
+            lines.append(f"  cannot tell: the error is above {LIMIT:.0%}, and within the limit only because the spread is above {LIMIT:.0%}, too")
     lines += [f"  {one.name}: {note}" for one in predictions for note in one.notes]
     return "\n".join(lines)
 

@@ -86,7 +86,8 @@ class Done:
 def run_plan(plan: Plan, folder: str | Path, say: Say = lambda text: None) -> Done:
     """Does the runs of a plan that are not in the folder yet.
 
-    Each round is a launch of its own: new processes, saved when it is done, so that an interrupted calibration goes on where it was.
+    Each round is a launch of its own: new processes, saved when it is done, so that an interrupted calibration goes on where it was. Of a
+    round that failed, the runs that were complete before are saved too.
 
     Args:
         plan: What to run.
@@ -123,18 +124,21 @@ def run_plan(plan: Plan, folder: str | Path, say: Say = lambda text: None) -> Do
         if number % 2:
             missing.reverse()  # so that being first, with cold caches, or last is nobody's lot alone
         say(f"round {number + 1} of {plan.rounds}: {', '.join(missing)}")
+        failed: ReplayError | None = None
         try:
             runs = replay_all([tasks[label] for label in missing])
         except ReplayError as error:
+            failed, runs = error, list(error.complete)
             if error.partial is not None:
                 error.partial.save(folder / f"partial-{number}.json.gz")
-            raise
-        for label, run in zip(missing, runs, strict=True):
+        for label, run in zip(missing, runs, strict=failed is None):
             name = f"{label}.{number}.json.gz"
             run.save(folder / name)
             known[name] = prints[label]
             found[label].append(run)
         index.write_text(json.dumps(known, indent=1, sort_keys=True))
+        if failed is not None:
+            raise failed
     if reused:
         notes.append(f"{reused} of {len(tasks) * plan.rounds} runs were in {folder} already, and were reused")
         say(notes[-1])

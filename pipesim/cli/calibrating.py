@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipesim import registry
-from pipesim.cli.options import Request, is_run, json_option, print_json, request_options, schedule_command
-from pipesim.cli.replaying import _settings, replay_command
+from pipesim.cli.grouping import grouped
+from pipesim.cli.options import Request, is_run, print_json, request_options, schedule_command
+from pipesim.cli.replaying import _SIMULATED, _settings, replay_command
 from pipesim.costs import CostModel, UniformCosts
-from pipesim.errors import ScheduleError
+from pipesim.errors import ScheduleError, did_you_mean
 
 if TYPE_CHECKING:
     from pipesim.calibration import Calibration, Prediction
@@ -28,30 +30,42 @@ _OF_REPLAYS = (
 )  # fmt: skip
 
 
-@schedule_command("calibrate", metavar="[RUN.json.gz]...")
-@request_options
-@click.option("--run", "runs", is_flag=True, help="Do the calibration's runs: GPipe, a probe with split backward, a probe of messages.")
-@click.option("--predict", metavar="NAMES", help="Schedules to predict, with commas: 1f1b,zb-h1, files, or saved runs to compare with.")
-@click.option("--verify", is_flag=True, help="With --run: replay the predicted schedules too, in turn with the calibration's runs.")
-@click.option(
-    "--stage-chunks", metavar="N,...", default="1", help="Stages per device to measure, such as 1,2; what --predict needs is added. Default 1."
+# schedules are predicted as their files, or they are generated: options that read a file differently do not reach them
+_OF_FILES = ("legacy", "drop_communication", "placement", "graph", "weight_policy", "lower")
+_OWN = "The calibration"
+
+
+@schedule_command("calibrate", metavar="[RUN.json.gz | calibration.toml]...")
+@grouped(_OWN, "--run", "runs", is_flag=True, help="Do the calibration's runs: GPipe, a probe with split backward, a probe of messages.")
+@grouped(_OWN, "--predict", metavar="NAMES", help="Schedules to predict, with commas: 1f1b,zb-h1, files, or saved runs to compare with.")
+@grouped(_OWN, "--verify", is_flag=True, help="With --run: replay the predicted schedules too, in turn with the calibration's runs.")
+@grouped(_OWN, "--report", is_flag=True, help="With --predict from a calibration.toml: print the calibration too, not only the predictions.")
+@grouped(_OWN, "--rounds", type=int, default=3, help="How often each run is done, all in turn, in new processes. Default 3.")
+@grouped(
+    _OWN, "--stage-chunks", metavar="N,...", default="1", help="Stages per device to measure, such as 1,2; what --predict needs is added. Default 1."
 )
-@click.option("--rounds", type=int, default=3, help="How often each run is done, all in turn, in new processes. Default 3.")
-@click.option("--folder", default="calibration-runs", help="Where runs are kept; those that are there are reused. Default calibration-runs.")
-@click.option("--out", default="calibration.toml", help="Where the result goes; its links go to NAME-cluster.toml. Default calibration.toml.")
-@json_option
-def calibrate_command(words: tuple[str, ...], runs: bool, out: str, as_json: bool, **values: Any) -> None:
+@grouped(_OWN, "--folder", default="calibration-runs", help="Where runs are kept; those that are there are reused. Default calibration-runs.")
+@grouped(_OWN, "--out", default="calibration.toml", help="Where the result goes; its links go to NAME-cluster.toml. Default calibration.toml.")
+@grouped(_OWN, "--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@request_options
+def calibrate_command(words: tuple[str, ...], runs: bool, report: bool, out: str, as_json: bool, **values: Any) -> None:
     """Measure what ops, messages and the host take, and predict schedules that were not run.
 
     \b
     pipesim calibrate --run -p 2 -m 8 --layers 8 --hidden 256 --predict 1f1b,interleaved-1f1b,zb-h1 --verify
+    pipesim calibrate calibration.toml --predict zb-v -p 2 -m 16
     pipesim calibrate gpipe.json.gz split.json.gz messages.json.gz --predict other.json.gz
     pipesim simulate 1f1b -p 2 -m 8 --costs calibration.toml --cluster calibration-cluster.toml
     """  # noqa: D301  click wants the character
-    from pipesim.calibration import calibrate, calibration_report, load_calibration, prediction_table, save_calibration
+    from pipesim.calibration import calibrate, calibration_report, load_calibration, prediction_table, save_calibration, too_busy
     from pipesim.replay import ReplayError
     from pipesim.timeline import load
 
+    for word in words:  # schedules to predict have no options of their own here
+        option = word.partition("=")[0]
+        if option.startswith("-"):
+            known = [name for param in calibrate_command.params if not getattr(param, "hidden", False) for name in param.opts]
+            raise click.UsageError(f"No such option: {option}{did_you_mean(option, known)}")
     request = Request(words, values)
     if runs == bool(request.names):
         raise click.UsageError("give --run to do a calibration's runs, or saved runs to calibrate from (or a calibration .toml to predict with)")
@@ -59,6 +73,7 @@ def calibrate_command(words: tuple[str, ...], runs: bool, out: str, as_json: boo
         raise click.UsageError("--verify replays what --predict names, in turn with the calibration's runs: it wants --run and --predict")
     if not Path(out).resolve().parent.is_dir():
         raise FileNotFoundError(2, "there is no such folder", out)
+    saved = not runs and request.names[0].endswith(".toml")
     notes: tuple[str, ...] = ()
     replays: list[tuple[Timeline, ...]]
     if runs:
@@ -68,7 +83,7 @@ def calibrate_command(words: tuple[str, ...], runs: bool, out: str, as_json: boo
         except ReplayError as error:
             raise click.ClickException(f"{error}; what was complete is in {values['folder']}, and is reused next time") from None
         replays = [(*given, *own) for given, own in zip(replays, done or [()] * len(replays), strict=True)]
-    elif request.names[0].endswith(".toml"):
+    elif saved:
         if len(request.names) > 1:
             raise click.UsageError("one calibration at a time")
         calibration = load_calibration(request.names[0])
@@ -76,20 +91,44 @@ def calibrate_command(words: tuple[str, ...], runs: bool, out: str, as_json: boo
     else:
         calibration = calibrate([load(name) for name in request.names], Path(out).stem)
         schedules, replays = _predicted(values)
-    paths = () if not runs and request.names[0].endswith(".toml") else save_calibration(calibration, out)
+    paths = () if saved else save_calibration(calibration, out)
     predictions = _predictions(calibration, schedules, replays)
+    busy = too_busy(predictions)
+    if busy is not None:  # whoever uses the calibration later must know, too
+        calibration = replace(calibration, notes=(busy, *calibration.notes))
+        paths = () if saved else save_calibration(calibration, out)
     if as_json:
         print_json(_data(calibration, predictions, notes))
     else:
-        parts = [calibration_report(calibration), *([] if not notes else ["\n".join(notes)])]
+        told = report or not saved or not predictions
+        parts = [calibration_report(calibration)] if told else [] if busy is None else [busy]
+        parts += ["\n".join(notes)] if notes else []
         click.echo("\n\n".join([*parts, *([prediction_table(predictions)] if predictions else [])]))
     for path in paths:
         click.echo(f"wrote {path}", err=True)
 
 
-calibrate_command.params += [
-    param for param in replay_command.params if param.name in _OF_REPLAYS and param.name not in {p.name for p in calibrate_command.params}
-]
+def _arranged(command: click.Command) -> None:
+    """Adds the options of a replay that a calibration has too, and leaves out of the help, or of the command, what means nothing here."""
+    replayed, emulated = "--run: the model and its replays", "--run --emulate: what ops take (times in --unit), and bytes"
+    known = {param.name for param in command.params}
+    added = [copy(param) for param in replay_command.params if param.name in _OF_REPLAYS and param.name not in known]
+    for param in added:
+        param.group = replayed  # type: ignore[attr-defined]
+    command.params = [*added, *(param for param in command.params if param.name not in _OF_FILES)]
+    for param in command.params:
+        group = getattr(param, "group", "")
+        if group.startswith(("Times", "Bytes", "Costs")):
+            param.group = emulated  # type: ignore[attr-defined]
+        elif group.startswith(("The run", "Communication")):
+            param.group = replayed  # type: ignore[attr-defined]
+        if isinstance(param, click.Option) and (param.name in _SIMULATED or group == "Collectives"):
+            param.hidden = True
+    order = [_OWN, "The schedule", replayed, emulated]
+    command.params.sort(key=lambda param: order.index(found) if (found := getattr(param, "group", "")) in order else len(order))
+
+
+_arranged(calibrate_command)
 
 
 def _predicted(values: dict[str, Any]) -> tuple[list[Schedule], list[tuple[Timeline, ...]]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +18,11 @@ from pipesim.errors import ScheduleError
 from pipesim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from pipesim.profiling import ModelMeasurement
+    from pipesim.profiling import LayerMeasurement, ModelMeasurement
 
 __all__ = ["fit_command", "profile_command"]
+
+_QUIET = 10.0  # seconds without a word where there is no bar
 
 
 @click.command("profile")
@@ -56,22 +62,46 @@ def profile_command(
     layers = load_layers(model)
     if dtype != "float32":
         layers = [layer.to(make_batch([1], dtype).dtype) for layer in layers]
-    with progress_bar("layers") as (progress, _):
-        found = measure(layers, batch, device=device, repeats=repeats, warm_up=warm_up, progress=progress)
+    with progress_bar("runs of a layer") as (progress, _):
+        found = measure(layers, batch, device=device, repeats=repeats, warm_up=warm_up, progress=_lines(progress))
     write_profile(found, out, model)
     if as_json:
         print_json({**asdict(found), "out": out})
     else:
         click.echo("\n".join(_table(found)))
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"wrote {out}", err=True)
+
+
+def _lines(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """The same, and where there is no terminal to show a bar on, a line every ten seconds."""
+    said = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal said
+        progress(done, total)
+        if not sys.stderr.isatty() and time.monotonic() - said >= _QUIET:
+            said = time.monotonic()
+            click.echo(f"{done} of {total} runs of a layer", err=True)
+
+    return show
+
+
+def _timed(layer: LayerMeasurement, kind: str) -> str:
+    """A time and how far its repeats spread."""
+    seconds, apart = getattr(layer, kind), layer.spread.get(kind)
+    return format_time(seconds, "s") + (f" ± {apart / seconds:2.0%}" if apart is not None and seconds else "")
 
 
 def _table(found: ModelMeasurement) -> list[str]:
     """Every layer for people."""
+    from pipesim.profiling.spread import numbers
+
     times, sizes = ("forward", "backward", "input_grad", "weight_grad"), ("output", "activation", "parameters")
     rows = [["layer", "", *times, *sizes]]
     for layer in found.layers:
-        seconds = [format_time(getattr(layer, name), "s") for name in times]
+        seconds = [_timed(layer, name) for name in times]
         rows.append([layer.name, layer.kind, *seconds, *(format_bytes(getattr(layer, name), "s") for name in sizes)])
     total = {name: sum(getattr(layer, name) for layer in found.layers) for name in (*times, *sizes)}
     rows.append(["all", "", *(format_time(total[name], "s") for name in times), *(format_bytes(total[name], "s") for name in sizes)])
@@ -79,8 +109,11 @@ def _table(found: ModelMeasurement) -> list[str]:
     head = (
         f"{len(found.layers)} layers on {found.device}, {found.dtype} batch of {' x '.join(map(str, found.batch_shape))}, medians of {found.repeats}"
     )
+    groups: dict[tuple[int, ...], None] = dict.fromkeys(layer.pooled for layer in found.layers if len(layer.pooled) > 1)
+    pooled = [f"alike: {len(group)} layers pooled ({numbers(group)}), medians of {len(group) * found.repeats}" for group in groups]
     return [
-        head,
+        f"{head}; ± is the median absolute deviation of the repeats",
+        *pooled,
         "",
         *(
             "  ".join(
@@ -134,10 +167,10 @@ def fit_command(
     pipesim fit runs.csv --set vocabulary=51200 --set recompute=full --out mine.toml
     pipesim estimate gpt3-175b --tensor 8 --pipeline 8 --calibration mine.toml
 
-    Columns: the model's sizes (layers, hidden, heads, vocabulary, sequence) or model, a preset; tensor, pipeline, data, microbatch, batch;
-    recompute, schedule, chunks and so on; seconds or iteration_ms. A cell such as 1|2|4 says that it is not known: the fastest that fits counts.
+    Columns: the model's sizes (layers, hidden, heads, vocabulary, sequence) or model, a preset; tensor, pipeline, data (or gpus), microbatch
+    (or micro_batch: its samples), batch (or global_batch); recompute, schedule, chunks and so on; seconds or iteration_ms. A cell such as 1|2|4 says that it is not known: the fastest that fits counts.
     """  # noqa: D301  click wants the character
-    from pipesim.fit import FREE, Errors, as_dict, facts, fit, read_runs, summary
+    from pipesim.fit import FREE, Errors, as_dict, facts, fit, read_runs, summary, warnings
     from pipesim.models import read_device, read_efficiency, write_efficiency
 
     machine = read_device(device)
@@ -149,8 +182,13 @@ def fit_command(
     given = dict(_pair("--set", one) for one in constants)
     names = FREE if free is None else tuple(name.strip() for name in free.split(","))
     found = fit(read_runs(runs, given), machine, names, scale=scale)
-    with progress_bar("shuffles") as (progress, _):
-        crossed = found.folds(min(folds, len(found.runs)), shuffles, progress=progress)
+    count = len(found.runs)
+    folds = min(folds, count)
+    crossed = None
+    # the largest part leaves fewer runs than numbers: nothing to fit; a wrong number of folds is explained there
+    if count > 1 and (folds < 2 or count - math.ceil(count / folds) >= len(found.free)):
+        with progress_bar("shuffles") as (progress, _):
+            crossed = found.folds(folds, shuffles, progress=progress)
     left_out = {}
     for column in leave_out:
         values = [one.get(column) for one in facts(found)]
@@ -160,15 +198,22 @@ def fit_command(
     other = [] if predict is None else read_runs(predict, given)
     errors = found.predict(other) / [run.seconds for run in other] - 1 if other else None
     if as_json:
-        report = as_dict(found, crossed, left_out)
+        report = as_dict(found, crossed, left_out, leave_one_out=folds == count)
         print_json(report if errors is None else {**report, "predicted": Errors.of(errors)._asdict(), "predicted_errors": errors.tolist()})
     else:
-        click.echo(summary(found, crossed, left_out, rows=rows))
+        click.echo(summary(found, crossed, left_out, rows=rows, leave_one_out=folds == count))
+        if crossed is None:
+            click.echo(f"\nnot cross-validated: {count} runs are too few to leave some out and fit {len(found.free)} numbers to the others")
         if errors is not None:
-            click.echo(f"\n{predict}: {Errors.of(errors)}  ({len(names)} parameters, none of them fitted to these {len(other)} runs)")
+            click.echo(f"\n{predict}: {Errors.of(errors)}  ({len(found.free)} parameters, none of them fitted to these {len(other)} runs)")
+    for warning in warnings(found) if as_json else ():  # the report has them
+        click.echo(f"warning: {warning}", err=True)
     if out is not None:
-        cross = Errors.of(crossed)
-        source = f"pipesim fit {runs}: {len(found.runs)} runs, {len(names)} parameters ({', '.join(names)}); {Errors.of(found.errors)}; cross-validated mean {cross.mean:.2f} %"
+        cross = "not cross-validated" if crossed is None else f"cross-validated mean {Errors.of(crossed).mean:.2f} %"
+        source = (
+            f"pipesim fit {runs}: {len(found.runs)} runs, {len(found.free)} parameters ({', '.join(found.free)}); {Errors.of(found.errors)}; {cross}"
+        )
+        source = "; ".join([source, *warnings(found)])
         write_efficiency(found.efficiency, out, source)
         click.echo(f"wrote {out}", err=True)
 

@@ -93,7 +93,7 @@ def compare_command(words: tuple[str, ...], every: bool, plot: str | None, as_js
         print_json({**table.as_dict(), "refused": refused})
         return
     click.echo(str(table))
-    if shared and len({run.schedule.num_stages for _, run in runs}) > 1:
+    if shared and values["stages"] is not None and len({run.schedule.num_stages for _, run in runs}) > 1:
         click.echo(f"The times are those of one of {values['stages']} stages; a chunk takes its share (--stages).")
     asynchronous = [name for name, run in runs if run.schedule.weights != "flush"]
     if asynchronous:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from pipesim.costs import read_costs
 from pipesim.engine import ENGINES
 from pipesim.errors import ScheduleError
 from pipesim.files import read_limited
-from pipesim.sweep import RESULTS, Row, grid, pareto_front, run_sweep
+from pipesim.sweep import RESULTS, Configuration, Row, grid, pareto_front, run_sweep
 from pipesim.units import format_bytes, format_time
 from pipesim.userfiles import parse_toml
 
@@ -75,6 +76,9 @@ def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot
         from pipesim.viz import mpl  # before the sweep and not after it, in case that matplotlib is missing
     axes = _axes(words, values)
     configurations = grid(**axes)
+    note = _sizes_note(configurations)
+    if note:
+        click.echo(note, err=True)
     with progress_bar("sweep") as (progress, counts):
         try:
             rows = run_sweep(configurations, out, jobs=jobs, engine=engine, progress=progress)
@@ -94,7 +98,7 @@ def sweep_command(words: tuple[str, ...], out: str, jobs: int, engine: str, plot
         errors = [{"error": error, "rows": count} for error, count in failures.most_common()]
         print_json({"out": out, "rows": len(rows), "failed": failed, "errors": errors, "pareto_by": given, "pareto": front})
     else:
-        _print(rows, front, given, out)
+        _print(rows, front, given, out, note)
     if failed:
         error, count = failures.most_common(1)[0]
         click.echo(f"{failed} of {len(rows)} failed, {count} of them with: {error}", err=True)
@@ -211,7 +215,42 @@ def _read(path: str) -> dict[str, Any]:
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _print(rows: Sequence[Row], front: Sequence[Row], given: Sequence[str], out: str) -> None:
+def _sizes_note(configurations: Sequence[Configuration]) -> str:
+    """That rows are of models of different sizes; empty where they are not, or where nobody can tell."""
+    if any(name in one for one in configurations for name in ("stages", "costs")):
+        return ""
+    axes = {"devices": sorted({one["devices"] for one in configurations if isinstance(one.get("devices"), int)})}
+    axes["chunks"] = sorted({one.get("chunks") or 1 for one in configurations}) if any("chunks" in one for one in configurations) else []
+    differ = [name for name, values in axes.items() if len(values) > 1]
+    if not differ:
+        return ""
+    low, *_, high = axes[differ[0]]
+    return (
+        f"note: without --stages, times and bytes are those of one stage, however many there are: rows with other {_and(differ)} are of other "
+        f"models ({high} {differ[0]}: {high / low:.3g} times the size of {low}); --stages {max(axes['devices'] or [high])} keeps the model the same"
+    )
+
+
+def _cell(name: str, value: Any, unit: str) -> str:
+    """One value of a column that was chosen or given, with the units of the results."""
+    if isinstance(value, str) and name in (*TIMES, *SIZES, "latency", "bandwidth"):
+        try:
+            value = json.loads(value)  # a column with lists in it holds texts
+        except ValueError:
+            return str(value)
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ",".join(_cell(name, one, unit) for one in value)
+    if unit != "s" or isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if name in (*TIMES, "latency"):
+        return format_time(value, unit)
+    sizes = {"capacity": "", "bandwidth": "/s", **dict.fromkeys(SIZES, "")}
+    return format_bytes(value, unit) + sizes[name] if name in sizes else str(value)
+
+
+def _print(rows: Sequence[Row], front: Sequence[Row], given: Sequence[str], out: str, note: str) -> None:
     """The front as a table, with the columns in which rows differ."""
     click.echo(f"{len(rows)} rows are in {out}")
     if not front:
@@ -227,7 +266,7 @@ def _print(rows: Sequence[Row], front: Sequence[Row], given: Sequence[str], out:
             format_time(row["makespan"], unit),
             f"{row['bubble_fraction']:.4f}",
         ]
-        table.append([*("" if row[name] is None else str(row[name]) for name in columns), *figures])
+        table.append([*(_cell(name, row[name], unit) for name in columns), *figures])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     click.echo()
     for line in table:
@@ -238,6 +277,8 @@ def _print(rows: Sequence[Row], front: Sequence[Row], given: Sequence[str], out:
     click.echo()
     click.echo(f"  Pareto front{f' for each {_and(given)}' if given else ''}: no other row has more throughput in as little memory")
     click.echo(f"  throughput: microbatches / makespan, per {'second' if unit == 's' else 'slot'}; peak_memory: of the device that holds most")
+    if note:
+        click.echo(f"  {note}")
 
 
 def _and(names: Sequence[str]) -> str:

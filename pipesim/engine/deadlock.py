@@ -135,21 +135,26 @@ class _Explanation:
                 continue
             text, waits_for[device] = self.line(device)
             lines.append(f"  {text}")
-            cycle = cycle or self.cycle(("device", device))
+            cycle = cycle or self.turned(self.cycle(("device", device)))
         devices = " -> ".join(f"device {device}" for device in self.circle(cycle, waits_for))
         if cycle:
             lines.append(f"  the cycle: {self.told(cycle)}")
         if self.plan.implied and len(self.plan.rows):
             receives = self.program.cluster.communication.receives
             lines.append(f"  (positions are those of the schedule with its messages listed, receives {receives})")
+        ways = self.ways() if any(what == "end" for what, _ in cycle) else []
+        if ways:
+            lines.append(f"  what may resolve it: {', '.join(ways)}")
         text = "\n".join(lines)
         return DeadlockError(f"the schedule cannot finish: {devices or 'no device'} wait for each other\n{text}")
 
     def circle(self, cycle: list[Thing], waits_for: Mapping[int, int | None]) -> list[int]:
-        """The devices of a cycle as [a, b, ..., a]."""
+        """The devices of a cycle as [a, b, ..., a], from the one with which the cycle begins."""
         devices = [self.home(thing) for thing in cycle]
-        found = [device for number, device in enumerate(devices) if device != devices[number - 1]]
-        return [*found, found[0]] if found else _cycle(waits_for)
+        found = [device for number, device in enumerate(devices) if number == 0 or device != devices[number - 1]]
+        if len(found) < 2:
+            return _cycle(waits_for)
+        return found if found[-1] == found[0] else [*found, found[0]]
 
     def line(self, device: int) -> tuple[str, int | None]:
         """What one device is stuck at, as far as it is its own affair, and the device that it waits for."""
@@ -175,14 +180,32 @@ class _Explanation:
             following = self.next(following)[1]
         return [] if following is None else path[path.index(following) :]
 
-    def told(self, cycle: list[Thing]) -> str:
-        """A cycle in words, from an op that waits for another device on."""
+    def turned(self, cycle: list[Thing]) -> list[Thing]:
+        """The same cycle from an op that waits for another device on."""
         begin = next((number for number, thing in enumerate(cycle) if self.home(self.follower(cycle, number)) != self.home(thing)), 0)
-        turned = cycle[begin:] + cycle[:begin]
-        text = f"device {self.home(turned[0])}: {self.name(turned[0])}"
-        for number, thing in enumerate(turned):
+        return cycle[begin:] + cycle[:begin]
+
+    def told(self, cycle: list[Thing]) -> str:
+        """A cycle in words."""
+        text = f"device {self.home(cycle[0])}: {self.name(cycle[0])}"
+        for number, thing in enumerate(cycle):
             text += f"{', which' if number else ''} {self.next(thing)[0]}"
         return text
+
+    def ways(self) -> list[str]:
+        """What to change about how devices communicate. An order that cannot run at all is helped by none of it, so it may only."""
+        how = self.program.cluster.communication
+        rendezvous, late = how.sends == "rendezvous", self.plan.implied and how.receives == "late"
+        others = ["--receives early"] * late + ["--sends eager"] * rendezvous
+        if how.batched:
+            # a group waits for all its peers' groups, whatever its sends and receives would do alone
+            more = rendezvous and (late or not self.plan.implied)
+            return [f"no --batched{', with ' + ' or '.join(others) if more else ''}"]
+        if not how.blocking and (how.stream or ("free" if self.plan.implied else "device")) != "free":
+            others.append("--stream free")
+        if not rendezvous:
+            return [way for way in others if way != "--receives early"] + ["no --blocking"] * how.blocking
+        return [*others, "--batched (neighbouring sends and receives as one group)"]
 
     @staticmethod
     def follower(cycle: list[Thing], number: int) -> Thing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipesim.fit.fitting import FREE, Fit, fit
 from pipesim.fit.predictor import Configuration, MeasuredRun, Predictor
-from pipesim.fit.report import Errors, as_dict, by, facts, shared, summary, worst
+from pipesim.fit.report import Errors, as_dict, by, facts, shared, summary, warnings, worst
 from pipesim.fit.runs import read_runs
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "read_runs",
     "shared",
     "summary",
+    "warnings",
     "worst",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ _STEP = 1e-4  # of a logarithm, for derivatives
 _WIDER = (30.0, 10.0, 3.0, 1.0)  # times the scale
 _AGREES = 1e-5  # planes and simulation, relative
 _ROUNDS = 8
+_UNTOLD = 1.0  # relative uncertainty from which on the runs do not tell a number
 _CLOSE = 1.05  # choices within this factor of the fastest may yet become it
 
 
@@ -37,12 +39,13 @@ class Fit:
     Attributes:
         runs: What was measured.
         device: The device with the fitted efficiency.
-        free: Names of the numbers that were fitted.
+        free: Names of the numbers that were fitted and that the runs tell.
         seconds: (runs,) simulated iteration times.
         chosen: (runs,) which of a run's choices is the fastest that fits.
-        uncertainty: (free,) standard error of each number, relative, from the spread of the residuals; infinite where the
-            runs say nothing about it.
+        uncertainty: (free,) standard error of each number, relative, from the spread of the residuals.
         scale: Relative error beyond which a run counts less.
+        untold: Names of numbers that were to be fitted and that the runs do not tell (an uncertainty of 100 % or more, or
+            no influence at all). They stay what the device says, and everything else is fitted without them.
     """
 
     runs: tuple[MeasuredRun, ...]
@@ -53,6 +56,7 @@ class Fit:
     uncertainty: Floats
     scale: float
     _problem: _Problem
+    untold: tuple[str, ...] = ()
 
     @property
     def efficiency(self) -> Efficiency:
@@ -101,7 +105,7 @@ class Fit:
 
         Args:
             folds: Parts of almost equal size; as many as runs for leave-one-out.
-            shuffles: How often the runs are dealt anew.
+            shuffles: How often the runs are dealt anew; leave-one-out is the same every time, so it is done once.
             seed: The same seed deals the same parts.
             progress: Called with how many shuffles have been done, and how many there are.
 
@@ -111,6 +115,7 @@ class Fit:
         folds, shuffles = require_count("folds", folds, 2), require_count("shuffles", shuffles)
         if folds > len(self.runs):
             raise ScheduleError(f"folds = {folds} is more than the {len(self.runs)} runs")
+        shuffles = 1 if folds == len(self.runs) else shuffles
         random = np.random.default_rng(seed)
         result = []
         for number in range(shuffles):
@@ -126,7 +131,7 @@ def fit(runs: Sequence[MeasuredRun], device: DeviceSpec, free: Sequence[str] = F
 
     Logarithms of the numbers are moved until those of the times agree best, under a Cauchy loss: a run that is off by
     much more than *scale* (a slow node, a typing error) hardly pulls at the others. Iterations usually repeat within a
-    hundredth, so that is the scale.
+    hundredth, so that is the scale. A number that the runs do not tell stays at its start, and the others are fitted again.
 
     Args:
         runs: At least as many as numbers.
@@ -135,7 +140,7 @@ def fit(runs: Sequence[MeasuredRun], device: DeviceSpec, free: Sequence[str] = F
         scale: Relative error beyond which a run counts less.
 
     Raises:
-        ScheduleError: A name is unknown, there are too few runs, or one cannot be simulated.
+        ScheduleError: A name is unknown, there are too few runs, one cannot be simulated, or the runs tell none of the numbers.
         ModuleNotFoundError: scipy is missing.
 
     Examples:
@@ -149,16 +154,21 @@ def fit(runs: Sequence[MeasuredRun], device: DeviceSpec, free: Sequence[str] = F
     """
     problem = _Problem(runs, device, free, scale)
     solution = problem.settle()
+    while (uncertainty := problem.uncertainty(solution)).max() >= _UNTOLD:
+        # one at a time: of two numbers that only tell of each other the later goes, and the other may then be told
+        problem = problem.without(int(np.flatnonzero(uncertainty == uncertainty.max())[-1]))
+        solution = problem.settle()
     seconds, chosen = problem.simulate(solution)
     return Fit(
         tuple(runs),
         replace(device, efficiency=problem.efficiency(solution)),
-        tuple(free),
+        problem.free,
         seconds,
         chosen,
-        problem.uncertainty(solution),
+        uncertainty,
         scale,
         problem,
+        tuple(name for name in free if name not in problem.free),
     )
 
 
@@ -176,6 +186,8 @@ class _Problem:
 
     def __init__(self, runs: Sequence[MeasuredRun], device: DeviceSpec, free: Sequence[str], scale: float) -> None:
         known = [one.name for one in fields(Efficiency)]
+        if not free:
+            raise ScheduleError(f"there is no number to fit; an efficiency has {', '.join(known)}")
         for name in free:
             if name not in known:
                 raise ScheduleError(f"an efficiency has no {name!r}{did_you_mean(name, known) or '; it has ' + ', '.join(known)}")
@@ -189,6 +201,16 @@ class _Problem:
         self._predictors = [_predictors(run, device) for run in runs]
         self._moving = [name for name, depends_on in COORDINATES.items() if not {*depends_on}.isdisjoint(free)]
         self._planes: list[list[list[Plane]]] = [[[] for _ in choices] for choices in self._predictors]
+
+    def without(self, number: int) -> _Problem:
+        """The same with one number fewer, which stays what it is in the base; planes are true everywhere, so they stay."""
+        if len(self.free) == 1:
+            raise ScheduleError(f"the runs do not tell {self.free[0]} (± 100 % or more), so there is nothing to fit; name other numbers with --free")
+        other = copy.copy(self)
+        other.free = self.free[:number] + self.free[number + 1 :]
+        other.start = np.delete(self.start, number)
+        other._moving = [name for name, depends_on in COORDINATES.items() if not {*depends_on}.isdisjoint(other.free)]
+        return other
 
     def efficiency(self, point: Floats) -> Efficiency:
         return replace(self.base, **dict(zip(self.free, np.exp(point).tolist(), strict=True)))
@@ -213,7 +235,7 @@ class _Problem:
         from scipy.optimize import least_squares
 
         if len(rows) < len(self.free):
-            raise ScheduleError(f"{len(self.free)} numbers ({', '.join(self.free)}) cannot be fitted to {len(rows)} runs")
+            raise ScheduleError(f"{len(self.free)} numbers ({', '.join(self.free)}) cannot be fitted to {len(rows)} runs; name fewer with --free")
         point = self.start
         for wider in _WIDER:
             found = least_squares(

@@ -11,7 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from pipesim.errors import ScheduleError, did_you_mean
 from pipesim.fit.fitting import Fit
 
-__all__ = ["Errors", "Shared", "as_dict", "by", "facts", "shared", "summary", "worst"]
+__all__ = ["Errors", "Shared", "as_dict", "by", "facts", "shared", "summary", "warnings", "worst"]
+
+
+_ENOUGH = 3  # runs for each fitted number
+_SHORT = {"t": "tensor", "p": "pipeline", "d": "data", "b": "microbatch", "m": "microbatches"}
 
 
 class Errors(NamedTuple):
@@ -121,13 +125,35 @@ def shared(fit: Fit, count: int = 10) -> list[Shared]:
     return found
 
 
-def as_dict(fit: Fit, folds: NDArray[np.float64] | None = None, left_out: Mapping[str, NDArray[np.float64]] | None = None) -> dict[str, Any]:
+def warnings(fit: Fit) -> list[str]:
+    """What stands in the way of trusting the numbers: too few runs for them, and what the runs do not tell."""
+    untold = [f"these runs do not tell {name}: it is not fitted and stays {getattr(fit.efficiency, name):.4g}" for name in fit.untold]
+    return [*_few(fit), *untold]
+
+
+def _few(fit: Fit) -> list[str]:
+    runs, numbers = len(fit.runs), len(fit.free)
+    if runs >= _ENOUGH * numbers:
+        return []
+    text = f"{runs} run{'s' if runs > 1 else ''} for {numbers} number{'s' if numbers > 1 else ''}, fewer than {_ENOUGH} for each"
+    return [f"{text}: such a fit also follows noise; fit fewer (--free, --fix) or measure more"]
+
+
+def as_dict(
+    fit: Fit,
+    folds: NDArray[np.float64] | None = None,
+    left_out: Mapping[str, NDArray[np.float64]] | None = None,
+    *,
+    leave_one_out: bool = False,
+) -> dict[str, Any]:
     """Everything as JSON has it; see :func:`summary`."""
     own = facts(fit)
     result: dict[str, Any] = {
         "runs": len(fit.runs),
         "fitted": {name: getattr(fit.efficiency, name) for name in fit.free},
         "uncertainty": {name: float(one) if np.isfinite(one) else None for name, one in zip(fit.free, fit.uncertainty, strict=True)},
+        "untold": {name: getattr(fit.efficiency, name) for name in fit.untold},
+        "warnings": warnings(fit),
         "errors": Errors.of(fit.errors)._asdict(),
         "by_pipeline": {str(value): one._asdict() for value, one in by(fit, "pipeline").items()},
         "by_schedule": {str(value): one._asdict() for value, one in by(fit, "schedule").items()},
@@ -140,6 +166,7 @@ def as_dict(fit: Fit, folds: NDArray[np.float64] | None = None, left_out: Mappin
         result["cross_validated"] = {
             **Errors.of(folds)._asdict(),
             "shuffles": len(folds),
+            "leave_one_out": leave_one_out,
             "mean_of_shuffles": [one.mean for one in means],
             "median_of_shuffles": [one.median for one in means],
         }
@@ -154,7 +181,12 @@ def _row(fit: Fit, row: int) -> dict[str, Any]:
 
 
 def summary(
-    fit: Fit, folds: NDArray[np.float64] | None = None, left_out: Mapping[str, NDArray[np.float64]] | None = None, *, rows: bool = False
+    fit: Fit,
+    folds: NDArray[np.float64] | None = None,
+    left_out: Mapping[str, NDArray[np.float64]] | None = None,
+    *,
+    rows: bool = False,
+    leave_one_out: bool = False,
 ) -> str:
     """The report for people. The number of fitted parameters stands beside every error.
 
@@ -163,26 +195,29 @@ def summary(
         folds: (shuffles, runs) errors of :meth:`Fit.folds`.
         left_out: What was left out to the (runs,) errors of :meth:`Fit.left_out`.
         rows: Whether to list every run.
+        leave_one_out: Whether *folds* has as many parts as there are runs.
     """
     number = f"{len(fit.free)} fitted parameter{'s' if len(fit.free) > 1 else ''}, {len(fit.runs)} runs"
     lines = [f"{number}, on {fit.device.name}", ""]
     for name, uncertainty in zip(fit.free, fit.uncertainty, strict=True):
-        known = f"± {100 * uncertainty:.0f} %" if uncertainty < 1 else "these runs do not tell it (± 100 % or more)"
-        lines.append(f"{name:15s} {getattr(fit.efficiency, name):<10.4g} {known}")
+        lines.append(f"{name:15s} {getattr(fit.efficiency, name):<10.4g} ± {100 * uncertainty:.0f} %")
+    lines += [f"{name:15s} {getattr(fit.efficiency, name):<10.4g} not fitted, as these runs do not tell it (± 100 % or more)" for name in fit.untold]
+    lines += [f"warning: {one}" for one in _few(fit)]
     lines += ["", f"fitted runs       {Errors.of(fit.errors)}  ({number})"]
-    if folds is not None:
+    if folds is not None and leave_one_out:
+        lines.append(f"leave-one-out     {Errors.of(folds)}  ({number})")
+    elif folds is not None:
         mean, median = (np.array([getattr(Errors.of(one), name) for one in folds]) for name in ("mean", "median"))
         lines.append(
             f"cross-validated   mean {mean.mean():.2f} ± {mean.std():.2f} %, median {median.mean():.2f} ± {median.std():.2f} %, "
-            f"over {len(folds)} shuffles  ({number})"
+            f"over {len(folds)} shuffle{'s' if len(folds) > 1 else ''}  ({number})"
         )
     for name, errors in (left_out or {}).items():
         lines.append(f"left out: {name:8s}{Errors.of(errors)}  ({number})")
-        lines += [f"    {value!s:14s}{one.runs:3d} runs  {one}" for value, one in by(fit, name, errors).items()] if name in _columns(fit) else []
+        lines += _aligned(by(fit, name, errors)) if name in _columns(fit) else []
     for column in ("pipeline", "schedule"):
-        lines += ["", f"by {column}"]
-        lines += [f"    {value!s:14s}{one.runs:3d} runs  {one}" for value, one in by(fit, column).items()]
-    lines += ["", "the worst"]
+        lines += ["", f"by {column}", *_aligned(by(fit, column))]
+    lines += ["", f"the worst ({', '.join(f'{short} {name}' for short, name in _SHORT.items())}; a microbatch is b samples)"]
     lines += [_text(fit, row) for row in worst(fit)]
     same = shared(fit)
     lines += ["what they share: " + ("; ".join(f"{s.column} {s.value} ({s.among_worst} of these, {s.among_all} of all)" for s in same) or "nothing")]
@@ -191,15 +226,30 @@ def summary(
     return "\n".join(lines)
 
 
+def _aligned(groups: Mapping[Any, Errors]) -> list[str]:
+    """A line a value, the figures below each other."""
+    columns = ("mean", "median", "p90", "worst")
+    names = ["mean", "median", "90th percentile", "worst"]
+    rows = [
+        [str(value), f"{one.runs} run{'s' if one.runs > 1 else ''}", *(f"{getattr(one, c):.2f} %" for c in columns)] for value, one in groups.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        value, runs, *figures = (
+            cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append(f"    {value}  {runs}  " + ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True)))
+    return lines
+
+
 def _columns(fit: Fit) -> set[str]:
     return {name for one in facts(fit) for name in one}
 
 
 def _text(fit: Fit, row: int) -> str:
     run, own = fit.runs[row], facts(fit)[row]
-    what = " ".join(
-        f"{short}{own[name]}" for short, name in (("t", "tensor"), ("p", "pipeline"), ("d", "data"), ("b", "microbatch"), ("m", "microbatches"))
-    )
+    what = " ".join(f"{short}{own[name]}" for short, name in _SHORT.items())
     return (
         f"    {100 * fit.errors[row]:+6.1f} %  predicted {fit.seconds[row]:.4g} s, measured {run.seconds:.4g} s  "
         f"{run.label}: {own['layers']} layers of {own['hidden']}, {what}, {own['schedule']}"

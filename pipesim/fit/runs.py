@@ -9,7 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,9 @@ def read_runs(source: str | Path, constants: Mapping[str, str] | None = None) ->
     Columns are ``model`` (a preset or a file), or sizes of :class:`ModelSpec` (layers, hidden, heads, vocabulary, sequence,
     ...); degrees and choices of :class:`Parallelism` (tensor, pipeline, data, microbatch, recompute, ...); ``batch``;
     ``schedule`` and that schedule's own options, such as ``chunks`` (1f1b by default, interleaved-1f1b with more than one
-    chunk); ``seconds`` or ``iteration_ms``. ``gpus``, where it
-    stands, must be tensor x pipeline x data. Other columns are kept for reports. Empty cells count as not given. Several
+    chunk); ``seconds`` or ``iteration_ms``. ``gpus`` without ``data`` says
+    how many pipelines there are, gpus / (tensor x pipeline); with it, it must be tensor x pipeline x data. The samples of a
+    microbatch may also be called ``micro_batch`` or ``micro_batch_size``, and ``batch`` ``global_batch(_size)``. Other columns are kept for reports. Empty cells count as not given. Several
     values with ``|`` between them, such as ``1|2|4``, are choices: the prediction is the fastest that fits the memory.
 
     Args:
@@ -114,7 +115,12 @@ def _configuration(cells: Mapping[str, str]) -> Configuration:
             raise ScheduleError(f"the model's {', '.join(missing)} is missing, as a column or a constant")
         model = ModelSpec(name=cells.get("model", "model"), **sizes)
     parallel = Parallelism(**{name: _converted(name, cells[name], _ANNOTATIONS[name]) for name in _PARALLEL if name in cells})
-    if "gpus" in cells and _converted("gpus", cells["gpus"], int) != parallel.gpus:
+    if "gpus" in cells and "data" not in cells:
+        gpus, each = _converted("gpus", cells["gpus"], int), parallel.tensor * parallel.pipeline
+        if gpus < 1 or gpus % each:
+            raise ScheduleError(f"gpus is {gpus}, which is no multiple of tensor x pipeline = {parallel.tensor} x {parallel.pipeline}")
+        parallel = replace(parallel, data=gpus // each)
+    elif "gpus" in cells and _converted("gpus", cells["gpus"], int) != parallel.gpus:
         raise ScheduleError(f"gpus is {cells['gpus']}, and tensor x pipeline x data is {parallel.tensor} x {parallel.pipeline} x {parallel.data}")
     if "batch" not in cells:
         raise ScheduleError("batch is missing")

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipesim.errors import ScheduleError
 from pipesim.files import write_atomically
 from pipesim.profiling.measuring import ModelMeasurement
+from pipesim.profiling.spread import KINDS, numbers
 
 __all__ = ["graph_text", "toml_text", "write_profile"]
 
@@ -31,13 +32,18 @@ def write_profile(found: ModelMeasurement, path: str | Path, name: str = "profil
 
 
 def toml_text(found: ModelMeasurement, name: str = "profile") -> str:
-    """The measurement in TOML, with everything in it."""
+    """The measurement in TOML, with everything in it; spread, pooling and warnings as comments."""
     shape = " x ".join(map(str, found.batch_shape))
     source = f"pipesim profile {name}, {found.dtype} batch of {shape} on {found.device}, torch {found.torch}, medians of {found.repeats}"
-    lines = [f"name = {_quoted(name)}", f"source = {_quoted(source)}", 'unit = "ms"']
+    lines = [f"# warning: {warning}" for warning in found.warnings]
+    lines += [f"name = {_quoted(name)}", f"source = {_quoted(source)}", 'unit = "ms"']
     for layer in found.layers:
         lines += ["", "[[layers]]", f"name = {_quoted(layer.name)}", f"kind = {_quoted(layer.kind)}"]
-        lines += [f"{kind} = {getattr(layer, kind) * 1e3:.6g}" for kind in ("forward", "backward", "input_grad", "weight_grad")]
+        if layer.pooled:
+            lines.append(f"# alike: {len(layer.pooled)} layers pooled ({numbers(layer.pooled)}), medians of {len(layer.pooled) * found.repeats}")
+        for kind in KINDS:
+            time, apart = getattr(layer, kind), layer.spread.get(kind)
+            lines.append(f"{kind} = {time * 1e3:.6g}" + (f"  # ± {apart / time:.1%}" if apart is not None and time else ""))
         sizes = {kind: getattr(layer, kind) for kind in ("output", "activation", "parameters", "peak")}
         lines += [f'{kind} = "{size} B"' for kind, size in sizes.items() if size is not None]
     return "\n".join(lines) + "\n"

@@ -2,21 +2,24 @@
 
 Every layer is run by itself on its real input: F, then I and W as a schedule with a split backward runs them (the functions of
 torch.distributed.pipelining, which keep the gradients between a layer's own ops, so that W repeats none of them), and in
-another turn F and the full B. Gradients accumulate in ``.grad``, as they do in training. What is measured is the median
-of the repeats that follow the warm-up; on CUDA the times are the device's (events), so launches that it hides cost nothing.
+another turn F and the full B. Gradients accumulate in ``.grad``, as they do in training. Repeats go round over all layers, so
+that a disturbance of some seconds hits all of them alike. What is measured is the median of the repeats that follow the
+warm-up, over all repeats of layers that are alike (the same module, parameters, input and output by their shapes); on
+CUDA the times are the device's (events), so launches that it hides cost nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pipesim.errors import ScheduleError, require_count
+from pipesim.profiling.spread import KINDS, deviation, pool, warnings
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +44,8 @@ class LayerMeasurement:
         activation: Bytes that are kept for its backward and that no earlier layer has kept.
         parameters: Bytes of its parameters.
         peak: The most bytes that its forward and backward hold beyond what was there before; None on a CPU.
+        spread: Of each of the four times the median absolute deviation of the repeats, in seconds.
+        pooled: The layers, itself among them, over all of whose repeats the times are medians; empty for its own alone.
     """
 
     name: str
@@ -53,6 +58,8 @@ class LayerMeasurement:
     activation: int
     parameters: int
     peak: int | None = None
+    spread: Mapping[str, float] = field(default_factory=dict)
+    pooled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,9 @@ class ModelMeasurement:
         device: Name of the device.
         batch_shape: Shape of the input.
         dtype: Its type.
-        repeats: Of how many runs the times are medians.
+        repeats: How often each layer was run; the times are medians of that, times the layers that are pooled.
         torch: Version.
+        warnings: What a reader should know before trusting the times.
     """
 
     layers: tuple[LayerMeasurement, ...]
@@ -74,6 +82,7 @@ class ModelMeasurement:
     dtype: str
     repeats: int
     torch: str
+    warnings: tuple[str, ...] = ()
 
 
 def measure(
@@ -93,7 +102,7 @@ def measure(
         device: Such as ``cuda``; by default the first CUDA device, or the CPU where there is none.
         repeats: Runs that count.
         warm_up: Runs before them that do not.
-        progress: Called with how many layers have been done, and how many there are.
+        progress: Called with how many runs of a layer have been done, and how many there are.
 
     Raises:
         ScheduleError: A layer takes or returns something else than one tensor, or fails; the device is not there.
@@ -113,13 +122,46 @@ def measure(
     own = [layer.to(where) for layer in layers]
     inputs = _inputs(own, batch.to(where))
     kept = _kept_bytes(own, inputs[0])
+    turns: list[list[dict[str, float]]] = [[] for _ in own]
+    for turn in range(warm_up + repeats):
+        for number, (layer, value) in enumerate(zip(own, inputs, strict=True)):
+            if progress is not None:
+                progress(turn * len(own) + number, (warm_up + repeats) * len(own))
+            with _explained(number, layer):
+                one = _halves(layer, value) | _whole(layer, value)
+            if turn >= warm_up:
+                turns[number].append(one)
+    for layer in own:
+        layer.zero_grad(set_to_none=True)
+    times = [{kind: [turn[kind] for turn in one] for kind in KINDS} for one in turns]
+    keys = [_alike(layer, value, one[0]["output"]) for layer, value, one in zip(own, inputs, turns, strict=True)]
+    shares, warned = pool(times, keys)
     found = []
-    for number, (layer, value) in enumerate(zip(own, inputs, strict=True)):
-        if progress is not None:
-            progress(number, len(own))
-        found.append(_measure_layer(f"{number}", layer, value, kept[number], repeats, warm_up))
+    for number, (layer, together) in enumerate(zip(own, shares, strict=True)):
+        repeated = {kind: [time for other in together for time in times[other][kind]] for kind in KINDS}
+        found.append(
+            LayerMeasurement(
+                f"{number}",
+                type(layer).__name__,
+                **{kind: median(values) for kind, values in repeated.items()},
+                output=int(turns[number][0]["output"]),
+                activation=kept[number],
+                parameters=sum(parameter.nbytes for parameter in layer.parameters()),
+                peak=max(int(one["peak"]) for one in turns[number]) if where.type == "cuda" else None,
+                spread={kind: deviation(values) for kind, values in repeated.items()},
+                pooled=together if len(together) > 1 else (),
+            )
+        )
+    warned = [*warnings(found, repeats), *warned]
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
-    return ModelMeasurement(tuple(found), name, tuple(batch.shape), str(batch.dtype).removeprefix("torch."), repeats, torch.__version__)
+    dtype = str(batch.dtype).removeprefix("torch.")
+    return ModelMeasurement(tuple(found), name, tuple(batch.shape), dtype, repeats, torch.__version__, tuple(warned))
+
+
+def _alike(layer: torch.nn.Module, value: torch.Tensor, output: float) -> Hashable:
+    """What is equal for layers that compute the same, as far as shapes and the module's own text say."""
+    parameters = tuple((name, tuple(one.shape), one.dtype, one.requires_grad) for name, one in layer.named_parameters())
+    return type(layer), repr(layer), parameters, tuple(value.shape), value.dtype, output
 
 
 def _device(name: str | None) -> torch.device:
@@ -186,26 +228,6 @@ def _explained(name: object, layer: torch.nn.Module) -> Iterator[None]:
     except RuntimeError as error:
         hint = "; give inplace=False to what works in place" if "in-place" in str(error) else ""
         raise ScheduleError(f"layer {name}, {type(layer).__name__}, cannot be run for its backward: {error}{hint}") from error
-
-
-def _measure_layer(name: str, layer: torch.nn.Module, value: torch.Tensor, kept: int, repeats: int, warm_up: int) -> LayerMeasurement:
-    found = []
-    for turn in range(warm_up + repeats):
-        with _explained(name, layer):
-            one = _halves(layer, value) | _whole(layer, value)
-        if turn >= warm_up:
-            found.append(one)
-    layer.zero_grad(set_to_none=True)
-    times = {kind: median(one[kind] for one in found) for kind in ("forward", "backward", "input_grad", "weight_grad")}
-    return LayerMeasurement(
-        name,
-        type(layer).__name__,
-        **times,
-        output=int(found[0]["output"]),
-        activation=kept,
-        parameters=sum(parameter.nbytes for parameter in layer.parameters()),
-        peak=max(int(one["peak"]) for one in found) if value.is_cuda else None,
-    )
 
 
 def _whole(layer: torch.nn.Module, value: torch.Tensor) -> dict[str, float]:

@@ -40,11 +40,13 @@ class ReplayError(RuntimeError):
 
     Attributes:
         partial: What was measured before, marked so (``info["partial"]``), or None if no iteration was complete.
+        complete: Of several tasks, the runs of those before the one that failed.
     """
 
-    def __init__(self, text: str, partial: Timeline | None = None) -> None:
+    def __init__(self, text: str, partial: Timeline | None = None, complete: Sequence[Timeline] = ()) -> None:
         super().__init__(text)
         self.partial = partial
+        self.complete = tuple(complete)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def replay_all(tasks: Sequence[Task], folder: Path | None = None) -> list[Timeli
     Raises:
         ScheduleError: As for :func:`replay`, or the tasks do not fit together.
         DeadlockError: The same.
-        ReplayError: A rank failed. The text says in which schedule, and ``partial`` is of that one.
+        ReplayError: A rank failed. The text says in which schedule, ``partial`` is of that one, and ``complete`` has the runs before it.
     """
     programs = [task.program() for task in tasks]
     worlds = {_world(task) for task in tasks}
@@ -163,13 +165,13 @@ def replay_all(tasks: Sequence[Task], folder: Path | None = None) -> list[Timeli
         for number in range(len(tasks)):
             (place / str(number)).mkdir()
         failure = _Ranks(place, worlds.pop(), first.threads, first.timeout, programs).watch()
-        results = []
+        results: list[Timeline] = []
         for number, (task, program) in enumerate(zip(tasks, programs, strict=True)):
             failed = failure is not None and failure[0] <= number
             found = assemble(program, task.settings, place / str(number), task.costs, failure[1] if failure and failed else None)
             if failure is not None and failed:
                 kept = f"; {found.steps} of {task.settings.iterations} iterations were complete" if found else ""
-                raise ReplayError(f"{failure[1]}{kept}", found)
+                raise ReplayError(f"{failure[1]}{kept}", found, results)
             assert found is not None
             results.append(found)
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -62,6 +63,7 @@ def assemble(program: Program, settings: Settings, folder: Path, costs: CostMode
     times: dict[str, Any] = {name: (column - zero) * 1e-9 for name, column in columns.items()}
     footprint = _footprint(schedule, known) if costs is None else Footprint.of(schedule, costs)
     info = _information(program, settings, known, partial, steps)
+    info["configuration"] = settings.fingerprint(schedule, "" if costs is None else _said_costs(costs, schedule, footprint))
     capacity = np.full(schedule.num_devices, np.inf)
     barrier = settings.barrier and schedule.weights == "flush" and schedule.has_backward
     if settings.mode == "solo":
@@ -185,7 +187,6 @@ def _information(program: Program, settings: Settings, facts: list[dict[str, Any
         "warm_up": str(settings.warm_up),
         "iterations": str(steps),
         "host_cores": str(os.cpu_count()),
-        "configuration": settings.fingerprint(program.schedule),
     }
     if any(abs(offset[0]) for one in facts for offset in one["offsets"]):
         info["clock_offsets_ns"] = ", ".join(str(one["offsets"][0][0]) for one in facts)
@@ -200,6 +201,13 @@ def _information(program: Program, settings: Settings, facts: list[dict[str, Any
     if partial is not None:
         info["partial"] = partial
     return info
+
+
+def _said_costs(costs: CostModel, schedule: Schedule, footprint: Footprint) -> str:
+    """All that a run takes from the costs: other sleeps or bytes make another configuration."""
+    columns = [costs.durations(schedule), footprint.message, footprint.kept, footprint.freed_by_input_grad, footprint.rebuilt]
+    columns += [footprint.static[category] for category in sorted(footprint.static)]
+    return json.dumps([np.asarray(column).tolist() for column in columns])
 
 
 def losses_of(facts: list[dict[str, Any]]) -> list[dict[str, float]]:

@@ -44,9 +44,14 @@ def _head(found: Difference) -> str:
     ]
     unit = found.unit
     rows = [["", "predicted", "actual", "error"]]
-    rows.append(["makespan", *(format_time(value, unit) for value in found.makespan), _percent(found.makespan_error)])
+    of_step = " of a step" if max(found.steps) > 1 else ""
+    rows.append([f"makespan{of_step}", *(format_time(value, unit) for value in found.makespan), _percent(found.makespan_error)])
     rows.append(
-        ["bubble_fraction", *(f"{value:.4f}" for value in found.bubble_fraction), f"{found.bubble_fraction[0] - found.bubble_fraction[1]:+.4f}"]
+        [
+            f"bubble_fraction{of_step}",
+            *(f"{value:.4f}" for value in found.bubble_fraction),
+            f"{found.bubble_fraction[0] - found.bubble_fraction[1]:+.4f}",
+        ]
     )
     for device, (predicted, actual) in enumerate(found.peak_memory or ()):
         error = predicted / actual - 1 if actual else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim.differences import knows_memory
 from pipesim.memory import CATEGORIES
 from pipesim.metrics import DEFINITIONS, IDLE_CAUSES
 from pipesim.op import Kind, Op
@@ -72,7 +73,7 @@ def _value(name: str, value: Any, unit: str) -> str:
     if name in ("makespan", "iteration_time"):
         return format_time(value, unit) + ("" if unit == "s" else " slots")
     if not isinstance(value, list | tuple):
-        return f"{value:.4f}"
+        return str(value) if name == "steps" else f"{value:.4f}"
     return _listed([format_bytes(number, unit) if name == "peak_memory" else f"{number:.4g}" for number in value], value)
 
 
@@ -110,10 +111,11 @@ def _memory_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
         names.remove("peak_activation_share")
     versions = ["weight_versions"] if "weight_versions" in figures else []
     rows = [["memory", "peak_memory", *categories, *names, *versions]]
+    unknown = not knows_memory(timeline)
     for device in range(timeline.schedule.num_devices):
         sizes = [figures["peak_memory"][device], *(by_category[device].get(category, 0.0) for category in categories)]
         counts = [f"{figures[name][device]:g}" for name in [*names, *versions]]
-        rows.append([f"device {device}", *(format_bytes(size, unit) for size in sizes), *counts])
+        rows.append([f"device {device}", *("unknown" if unknown else format_bytes(size, unit) for size in sizes), *counts])
     return [*_table(rows), *_defined("peak_memory", *names)]
 
 
@@ -191,6 +193,12 @@ def headline(timeline: Timeline) -> str:
 
 # -- comparison --------------------------------------------------------------------------------------------------------
 
+_COMPARED = {
+    "steps": "how often the schedule ran; makespan and bubbles are of all steps together",
+    "makespan_ratio": "makespan / makespan of the first run",
+    "iteration_time_ratio": "iteration_time / iteration_time of the first run",
+}
+
 
 def comparison(compared: Comparison) -> str:
     """A table of several runs, one row each, and the definitions of its figures.
@@ -207,14 +215,19 @@ def comparison(compared: Comparison) -> str:
     """
     shown = {name: values for name, values in compared.rows if name != "peak_activation_share"}  # --json has it
     # one unit for the memory of all runs, so that a column of numbers can be compared at a glance
-    factor, unit = size_axis(max((max(values, default=0.0) for values in shown["peak_memory"]), default=0.0), compared.unit)
-    memory = [_listed([f"{value * factor:.3g}" for value in values], values, " ") for values in shown["peak_memory"]]
+    factor, unit = size_axis(max((max(values or (), default=0.0) for values in shown["peak_memory"]), default=0.0), compared.unit)
+    memory = ["unknown" if values is None else _listed([f"{value * factor:.3g}" for value in values], values, " ") for values in shown["peak_memory"]]
     heads = [_halves(name) if name != "peak_memory" else ("peak_memory", f"per device ({unit})") for name in shown]
     rows = [["", *(first for first, _ in heads)], ["", *(second for _, second in heads)]]
     for number, run in enumerate(compared.names):
         values = [memory[number] if name == "peak_memory" else _value(name, values[number], compared.unit) for name, values in shown.items()]
         rows.append([printable(run), *values])
-    definitions = {"makespan_ratio": "makespan / makespan of the first run", **DEFINITIONS}
+    definitions = {**_COMPARED, **DEFINITIONS}
+    if "iteration_time_ratio" in shown:
+        definitions["steps"] = (
+            "how often the schedule ran; makespan and bubbles are of the step of median makespan (the shorter of two in the middle)"
+        )
+        definitions["iteration_time"] += "; of a measured run the median over its steps"
     return "\n".join([*_table(rows), "", *(f"  {name}: {definitions[name]}" for name in shown if name in definitions)])
 
 

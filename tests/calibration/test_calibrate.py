@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 import pipesim as ps
-from pipesim.calibration import calibrate, calibration_report, gpipe_probe, predict, prediction_table, simulated, split_probe
+from pipesim.calibration import (
+    Prediction,
+    calibrate,
+    calibration_report,
+    gpipe_probe,
+    predict,
+    prediction_table,
+    simulated,
+    split_probe,
+    too_busy,
+)
 from pipesim.errors import ScheduleError
 
 from .conftest import BYTES, FOUR, HOST, LINK, TWO
@@ -72,6 +82,33 @@ def test_error_and_spread_of_replays(found, measured):
     assert 0 < prediction.spread < 0.02
     assert (len(prediction.measured), prediction.iterations) == (4, 20)
     assert "4 x 5" in prediction_table([prediction])
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict", "within", "busy"),
+    [
+        # runs of 100 +- d ms have a spread of d %, and 2 d % is the limit if that is more than 10 %
+        ((0.098, 0.100, 0.102), "yes", True, False),
+        ((0.113, 0.115, 0.117), "NO", False, False),  # 13 % off, the limit is 10 %
+        ((0.111, 0.120, 0.129), "NO", False, False),  # 17 % off; spread 7.5 %, limit 15 %
+        ((0.105, 0.115, 0.125), "yes", True, False),  # 13 % off; spread 8.7 %, limit 17.4 %
+        ((0.100, 0.130, 0.160), "cannot tell", None, True),  # 23 % off; spread 23 %, limit 46 %
+        ((0.070, 0.100, 0.130), "yes", True, True),  # not off at all
+        ((0.170, 0.200, 0.230), "NO", False, True),  # 50 % off; spread 15 %, limit 30 %
+    ],
+)
+def test_a_busy_machine_cannot_tell(measured, verdict, within, busy):
+    prediction = Prediction("1f1b", 0.100, 0.0, 0.0, measured=measured, iterations=15)
+    assert (prediction.verdict, prediction.within) == (verdict, within)
+    table = prediction_table([prediction])
+    assert f" %  {verdict} " in table.splitlines()[1]
+    assert ("cannot tell:" in table) == (verdict == "cannot tell")
+    assert (too_busy([prediction]) is not None) == busy
+
+
+def test_links_and_predictions_say_what_they_leave_out(found):
+    assert "0 where these explain all of it" in calibration_report(found)
+    assert "without waits" in prediction_table([predict(found, ps.generate("1f1b", 2, 8))])
 
 
 def test_devices_that_wait_for_whoever_is_late_make_it_longer(measured, messages):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import pipesim as ps
@@ -10,7 +12,8 @@ from pipesim.errors import ScheduleError
 
 pytest.importorskip("torch", reason="replays want pipesim[replay]")
 
-from pipesim.replay import ReplayModel, Settings
+from pipesim.calibration import running
+from pipesim.replay import ReplayError, ReplayModel, Settings
 
 UNSEEN = ("1f1b", "interleaved-1f1b", "zb-h1")
 SIZES = (1024, 65536, 1 << 20)
@@ -69,6 +72,26 @@ def test_goes_on_where_it_was(tmp_path):
         assert (before.start == after.start).all()
     with pytest.raises(ScheduleError, match="another configuration"):
         run_plan(small((1,), verify=(), sizes=(1024,)), tmp_path)
+
+
+def test_runs_before_one_that_failed_are_kept(tmp_path, monkeypatch):
+    plan = small((1,), verify=())
+    asked = []
+
+    def replayed(tasks):
+        asked.append([task.schedule.name for task in tasks])
+        runs = [replace(ps.simulate(task.schedule, ps.UniformCosts(forward=1, backward=2, unit="s")), source="measured") for task in tasks]
+        if len(asked) == 1:
+            raise ReplayError("rank 1 is gone", None, runs[:1])
+        return runs
+
+    monkeypatch.setattr(running, "replay_all", replayed)
+    with pytest.raises(ReplayError, match="gone"):
+        run_plan(plan, tmp_path)
+    assert (tmp_path / "gpipe-2.0.json.gz").is_file()
+    done = run_plan(plan, tmp_path)
+    assert asked == [["gpipe-2", "split-probe-2", MESSAGES], ["split-probe-2", MESSAGES]]
+    assert [run.schedule.name for run in done.calibration] == asked[0]
 
 
 @pytest.mark.slow

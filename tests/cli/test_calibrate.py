@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,44 @@ def test_predicts_with_a_calibration(pipesim, tmp_path):
     assert prediction["error"] is None
     simulated = json.loads(pipesim("simulate", "1f1b", "-p", 2, "-m", 4, "--costs", "c.toml", "--json").stdout)
     assert simulated["makespan"] == pytest.approx(prediction["predicted"])
+
+
+def test_a_saved_calibration_is_not_printed_again(pipesim, tmp_path):
+    (tmp_path / "c.toml").write_text(TEXT)
+    words = ("calibrate", "c.toml", "--predict", "1f1b", "-p", 2, "-m", 4)
+    short, long, alone = (pipesim(*given).stdout for given in (words, (*words, "--report"), words[:2]))
+    assert short.startswith("schedule ")
+    assert long.endswith(short)
+    assert "typical" in long
+    assert long == f"{alone}\n{short}"
+
+
+def test_what_a_calibration_has_comes_first_in_its_help(pipesim):
+    text = pipesim("calibrate", "--help").stdout.partition("The calibration:")[2]
+    assert text.index("--run ") < text.index("--predict ") < text.index("--devices") < text.index("--layers") < text.index("  --forward ")
+    for other in ("--engine", "--capacity", "--cluster ", "--weight-policy", "--reduction", "--lower"):
+        assert f"  {other}" not in text
+    # what is left out of the help is refused as before, and not ignored
+    assert "is of a simulation" in pipesim("calibrate", "--run", "-p", 2, "-m", 4, "--engine", "simpy").stderr
+    assert "No such option" in pipesim("calibrate", "c.toml", "--weight-policy", "stash").stderr
+    # replay's own help has its own groups
+    assert "--run:" not in pipesim("replay", "--help").stdout
+
+
+def test_a_busy_machine_is_said(pipesim, tmp_path, monkeypatch):
+    # predicted 1.51 s; runs of 1.5, 2 and 2.5 s differ by 25 %
+    from pipesim.cli import calibrating
+
+    real = calibrating._predictions
+    monkeypatch.setattr(calibrating, "_predictions", lambda *given: [replace(one, measured=(1.5, 2.0, 2.5)) for one in real(*given)])
+    (tmp_path / "c.toml").write_text(TEXT)
+    words = ("calibrate", "c.toml", "--predict", "1f1b", "-p", 2, "-m", 4)
+    assert pipesim(*words).stdout.startswith("THE MACHINE WAS TOO BUSY: runs of one schedule differ (spread 25 %)")
+    known = pipesim(*words, "--report").stdout.partition("to know:")[2]
+    assert known.lstrip().startswith("THE MACHINE WAS TOO BUSY")
+    data = json.loads(pipesim(*words, "--json").stdout)
+    assert data["notes"][0].startswith("THE MACHINE WAS TOO BUSY")
+    assert (data["predictions"][0]["within"], data["predictions"][0]["verdict"]) == (None, "cannot tell")
 
 
 def test_split_backward_that_was_not_measured(pipesim, tmp_path):

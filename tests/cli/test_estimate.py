@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+
+from pipesim import available, load
 
 GPT3 = ("estimate", "gpt3-175b", "--gpus", 64, "--tensor", 8, "--pipeline", 8)
 SELECTIVE = ("--recompute", "selective", "--sequence-parallel")
@@ -16,13 +20,28 @@ def test_which_schedule_fits_and_is_fastest(pipesim):
     lines = run.stdout.splitlines()
     assert lines[0] == "GPT-3 175B, 174.6 billion parameters, on 64 x A100 SXM 80 GB"
     assert "batch 64 of 2048 tokens, 64 microbatches of 1" in lines[1]
-    table = [line.split()[:2] for line in lines[4:8]]
+    table = [re.split(r" {2,}", line)[:2] for line in lines[4:8]]
     # 1f1b and gpipe take equally long, and 1f1b holds less
-    assert [name for name, _ in table] == ["v-min", "1f1b-recompute", "1f1b", "gpipe"]
+    assert [name for name, _ in table] == ["v-min (v=2)", "1f1b-recompute", "1f1b", "gpipe"]
     assert [fits for _, fits in table] == ["barely", "yes", "no", "no"]
-    assert "v-min is the fastest that fits." in lines
+    (verdict,) = (line for line in lines if line.startswith("v-min is the fastest that fits, barely: "))
+    # what is spare of 80 GB, from the peak in the table
+    peak = float(re.split(r" {2,}", lines[4])[8].removesuffix(" GB"))
+    assert float(verdict.split()[7]) == pytest.approx(100 * (80 - peak) / 80, abs=0.06)
     assert "device 0, op 0F4 at" in run.stdout
-    assert "What saves memory: --flash-attention, --recompute selective, --recompute full, --sequence-parallel." in run.stdout
+    at = next(number for number, line in enumerate(lines) if "does not fit. What saves memory, and the fastest that fits with it (of 1f1b, " in line)
+    ways = [re.split(r" {2,}", line.strip()) for line in lines[at + 1 : at + 5]]
+    assert [way for way, *_ in ways] == [
+        "--flash-attention",
+        "--recompute selective",
+        "--recompute full",
+        "--recompute selective --sequence-parallel",
+    ]
+    # what a line says is what the command then says
+    way, name, seconds, memory = ways[-1]
+    then = pipesim(*GPT3, "--schedule", "1f1b,v-min,1f1b-recompute", *way.split()).stdout.splitlines()[4]
+    cells = re.split(r" {2,}", then)
+    assert [cells[0], cells[1], cells[2], cells[8]] == [name, "yes", seconds, memory]
     assert "docs/validation.md" in run.stdout
     # every figure of the table is defined
     for name in lines[3].split()[2:9]:
@@ -34,9 +53,14 @@ def test_all_schedules(pipesim):
     run = pipesim(*GPT3, "--schedule", "all", "--json", *SELECTIVE)
     assert run.returncode == 0, run.stderr
     names = [one["schedule"] for one in json.loads(run.stdout)["schedules"]]
-    assert {"1f1b", "zb-v", "interleaved-1f1b", "dualpipe", "chimera"} <= set(names)
-    assert not {"pipedream", "gnnpipe"} & set(names)
+    assert {"1f1b", "zb-v", "zb-1p", "interleaved-1f1b", "dualpipe", "chimera"} <= set(names)
+    refused = json.loads(run.stdout)["refused"]
+    assert {"pipedream", "gnnpipe", "zb-auto", "v-auto"} <= set(refused)
+    assert "stale weights" in refused["pipedream"]
+    # every schedule is in one of the two, and none in both
+    assert not set(names) & set(refused)
     assert len(names) == len(set(names))
+    assert len(names) + len(refused) == len(set(available().values()))
 
 
 def test_json(pipesim):
@@ -93,6 +117,58 @@ def test_a_calibration_file(pipesim, tmp_path):
     assert half["breakdown"]["computing"] > 1.6 * plain["breakdown"]["computing"]
 
 
+def test_how_much_to_believe_it(pipesim, tmp_path):
+    def last(*options: object) -> str:
+        run = pipesim(*GPT3, *SELECTIVE, *options)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.partition("How much to believe it: ")[2]
+
+    plain = last()
+    # docs/models.md, "How much to believe it"
+    belief = (Path(__file__).parents[2] / "docs" / "models.md").read_text().partition("## How much to believe it")[2].partition("## Models")[0]
+    for figure in ("3.6 %", "6.6 %", "9 %"):
+        assert figure in plain
+        assert figure in belief
+    assert "--op-overhead '0.7 ms'" in plain
+    assert "no measured run" not in plain
+    assert "Of H100 SXM 80 GB there are only peaks" in last("--device", "h100")
+    (tmp_path / "mine.toml").write_text('source = "pipesim fit runs.csv: 65 runs; mean 5.6 %"\n[efficiency]\ngemm = 0.7\nop_overhead = 0.0007\n')
+    fitted = last("--calibration", "mine.toml")
+    assert fitted.startswith(
+        "the constants are those of mine.toml (gemm, op_overhead; the others are the defaults): pipesim fit runs.csv: 65 runs; mean 5.6 %."
+    )
+    assert "A100" not in fitted
+    assert "Every op costs 700 µs" in fitted
+    (tmp_path / "bare.toml").write_text("[efficiency]\ngemm = 0.7\n")
+    assert "has no line `source`" in last("--calibration", "bare.toml")
+
+
+def test_overhead_per_op(pipesim, tmp_path):
+    (tmp_path / "mine.toml").write_text("[efficiency]\nop_overhead = 0.0007\n")
+    plain, option, file = (
+        json.loads(pipesim(*GPT3, *SELECTIVE, "--json", *more).stdout)["schedules"][0]["breakdown"]["computing"]
+        for more in ((), ("--op-overhead", "0.7 ms"), ("--calibration", "mine.toml"))
+    )
+    # 64 F and 64 B on each device
+    assert option - plain == pytest.approx(128 * 0.0007)
+    assert file == option
+
+
+def test_save(pipesim):
+    run = pipesim(*GPT3, *SELECTIVE, "--schedule", "zb-v", "--save", "zbv.json.gz", "--json")
+    assert run.returncode == 0, run.stderr
+    assert "saved zbv.json.gz" in run.stderr
+    (one,) = json.loads(run.stdout)["schedules"]
+    saved = load("zbv.json.gz")
+    assert saved.makespan == one["iteration_time"]
+    assert list(saved.peak_memory) == one["peak_memory"]
+
+
+def test_help_shows_the_example_on_a_line_of_its_own(pipesim):
+    lines = pipesim("estimate", "--help").stdout.splitlines()
+    assert "  pipesim estimate gpt3-175b --gpus 64 --tensor 8 --pipeline 8 --schedule all" in lines
+
+
 def test_megatrons_layout_string(pipesim):
     # P08, on a model of 80 layers
     options = (
@@ -129,6 +205,9 @@ def test_megatrons_layout_string(pipesim):
         (("gpt3-175b", "--schedule", "1f2b"), 1, "did you mean '1f1b'"),
         (("gpt3-175b", "-p", 100), 1, "96 layers cannot be spread over 100 stages"),
         (("gpt3-175b", "-p", 8, "--layout", "1,2"), 1, "the layout has 2 stages"),
+        (("gpt3-175b", "--op-overhead", 0.0007), 1, "--op-overhead = 0.0007 has no unit"),
+        (("gpt3-175b", "--schedule", "1f1b,gpipe", "--save", "x.json"), 2, "--save is for the run of one schedule"),
+        (("gpt3-175b", "--save", "x.csv"), 2, "ends in .json or .json.gz"),
         (("gpt3-175b", "--capacity", 80), 1, "--capacity = 80 has no unit"),
         (("gpt3-175b", "--gpus", 24, "-t", 8, "--batch", 100), 1, "100 mod 3 = 1"),
     ],

@@ -30,6 +30,8 @@ def test_profile_then_simulate(pipesim: Run, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "4 layers on cpu, int64 batch of 4 x 8, medians of 2" in run.stdout
     assert "wrote profile.toml" in run.stderr
+    assert "warning: 2 repeats are too few" in run.stderr
+    assert "# warning: 2 repeats are too few" in (tmp_path / "profile.toml").read_text()
     for schedule in ("1f1b", "zb-h1"):  # the halves were measured, so no share is needed
         run = pipesim("simulate", schedule, "--devices", 2, "--microbatches", 4, "--costs", "profile.toml", "--json")
         assert run.returncode == 0, run.stderr
@@ -133,6 +135,27 @@ def test_fit_prints_a_report(pipesim: Run, runs: Path) -> None:
     assert run.stdout.count("(2 fitted parameters, 9 runs)") == 2
     for words in ("by pipeline", "by schedule", "the worst", "what they share", "every run", "none of them fitted to these 9 runs"):
         assert words in run.stdout
+
+
+def test_fit_writes_no_number_that_the_runs_do_not_tell(pipesim: Run, runs: Path, tmp_path: Path) -> None:
+    """Nothing crosses nodes. Nine runs left out one at a time are the same however they are dealt."""
+    fixed = (*FIXED[:-1], "gemm,step_overhead,between")
+    run = pipesim("fit", "runs.csv", *fixed, "--folds", 9, "--out", "mine.toml")
+    assert run.returncode == 0, run.stderr
+    assert "leave-one-out" in run.stdout
+    assert read_efficiency(tmp_path / "mine.toml").between == read_device("a100-80g").efficiency.between
+    assert "these runs do not tell between" in (tmp_path / "mine.toml").read_text()
+    run = pipesim("fit", "runs.csv", *fixed, "--folds", 9, "--json")
+    assert json.loads(run.stdout)["cross_validated"]["shuffles"] == 1
+    assert "warning: these runs do not tell between" in run.stderr
+
+
+def test_too_few_runs_to_leave_some_out(pipesim: Run, runs: Path) -> None:
+    runs.write_text("\n".join(runs.read_text().splitlines()[:3]) + "\n")
+    run = pipesim("fit", "runs.csv", *FIXED)
+    assert run.returncode == 0, run.stderr
+    assert "2 runs for 2 numbers, fewer than 3 for each" in run.stdout
+    assert "not cross-validated: 2 runs are too few" in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def test_every_combination_once(pipesim, tmp_path):
         "0,0.25",
     )
     assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
+    assert run.stderr.startswith("note: without --stages, ")
+    assert run.stderr.count("\n") == 1
     found = rows(tmp_path / "sweep.csv")
     # 1f1b 2 x 2 x 2 and with two chunks or four 2 x 2 x 2 x 2
     assert len(found) == 24
@@ -96,6 +97,39 @@ def test_a_sweep_file_and_what_goes_before_it(pipesim, tmp_path):
     # 11 * 30 ms without hops; at least the 2(p - 1) hops that GPipe exposes too, and at most two per microbatch more
     assert 0.330 + 0.006 <= float(plain["makespan"]) <= 0.330 + 0.006 + 16 * 0.001
     assert float(plain["peak_memory"]) == 4e9
+
+
+@pytest.mark.parametrize(
+    ("words", "differ"),
+    [
+        (("1f1b", "gpipe", "-p", "4,8", "-m", 8), "rows with other devices are of other models (8 devices: 2 times the size of 4); --stages 8 keeps"),
+        (
+            ("1f1b", "interleaved-1f1b", "-p", 4, "-m", 8, "--chunks", 2),
+            "rows with other chunks are of other models (2 chunks: 2 times the size of 1)",
+        ),
+        (("1f1b", "gpipe", "-p", 4, "-m", "8,16"), ""),
+        (("1f1b", "gpipe", "-p", "4,8", "-m", 8, "--stages", 8), ""),
+        (("1f1b", "gpipe", "-p", "4,8", "-m", 8, "--costs", "gpt-1.5b-a100"), ""),
+    ],
+)
+def test_models_of_different_size_are_noted(pipesim, words, differ):
+    run = pipesim("sweep", *words)
+    assert run.returncode == 0, run.stderr
+    assert differ in run.stderr
+    assert differ in run.stdout
+    assert ("note: " in run.stderr, "note: " in run.stdout) == (bool(differ), bool(differ))
+
+
+def test_the_front_says_every_time_and_size_with_its_unit(pipesim, tmp_path):
+    (tmp_path / "sweep.toml").write_text('schedules = "1f1b"\ndevices = 2\nmicrobatches = 4\nunit = "ms"\nbackward = 20\nforward = [10, [10, 20]]\n')
+    run = pipesim("sweep", "--file", "sweep.toml", "--latency", "0.6,5 us", "--activation", "1 GB,2 GB", "--bandwidth", "25 GB/s,50 GB/s")
+    assert run.returncode == 0, run.stderr
+    cells = {tuple(line.split("  ")) for line in run.stdout.splitlines()}
+    words = {word.strip() for line in cells for word in line}
+    assert {"600 µs", "5 µs", "1 GB", "2 GB", "25 GB/s", "50 GB/s", "10 ms", "10 ms,20 ms"} <= words
+    assert "0.0006" not in run.stdout
+    run = pipesim("sweep", "1f1b", "-p", 2, "-m", 4, "--latency", "0,0.25", "--out", "slots.csv")
+    assert [line.split()[0] for line in run.stdout.splitlines()[3:5]] == ["0.0", "0.25"]
 
 
 def test_parquet_and_a_picture(pipesim, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipesim
-from pipesim import DeadlockError, Schedule, ScheduleError, UniformCosts
+from pipesim import Communication, DeadlockError, Schedule, ScheduleError, UniformCosts, generate
 
 simulate = partial(pipesim.simulate, engine="simpy")
 
@@ -91,6 +92,38 @@ def test_an_update_that_waits_for_another_replicas_gradient() -> None:
     message = deadlock(schedule, optimizer=1, barrier=False)
     assert "device 0 is stuck at 0U0 (position 2): waits for the gradient of 0B1 on device 1" in message
     assert "device 1 is stuck at 2F0 (position 0): waits for the activation of microbatch 0, stage 1 to stage 2, from 1F0 on device 0" in message
+
+
+@pytest.mark.parametrize("stream", ["device", "peer", "free"])
+def test_a_cycle_of_messages_starts_where_the_headline_does_and_ends_with_what_may_resolve_it(stream: Any) -> None:
+    how = Communication(sends="rendezvous", stream=stream, blocking=stream == "free")
+    for schedule in (generate("1f1b", 4, 8), generate("zb-h1", 4, 8)):
+        lines = deadlock(schedule, communication=how).splitlines()
+        first, cycle = re.match(r".*finish: (device \d+) -> ", lines[0]), re.match(r"  the cycle: (device \d+): ", lines[-3])
+        assert first is not None
+        assert cycle is not None
+        assert first[1] == cycle[1]
+        ways = lines[-1].removeprefix("  what may resolve it: ").split(", ")
+        free = [] if how.blocking else ["--stream free"]
+        assert ways == ["--receives early", "--sends eager", *free, "--batched (neighbouring sends and receives as one group)"]
+        # the first two do, for schedules that can finish; batching helps 1F1B, whose neighbours exchange in the steady phase
+        simulate(schedule, UniformCosts(), communication=replace(how, receives="early"))
+        simulate(schedule, UniformCosts(), communication=replace(how, sends="eager"))
+    if not how.blocking:
+        simulate(schedule, UniformCosts(), communication=replace(how, stream="free"))
+    simulate(generate("1f1b", 4, 8), UniformCosts(), communication=replace(how, batched=True))
+
+
+def test_what_may_resolve_a_batch_is_to_do_without() -> None:
+    how = Communication(sends="rendezvous", batched=True)
+    message = deadlock(generate("zb-v", 4, 8), communication=how)
+    assert message.endswith("\n  what may resolve it: no --batched, with --receives early or --sends eager")
+    for change in ({"receives": "early"}, {"sends": "eager"}):
+        simulate(generate("zb-v", 4, 8), UniformCosts(), communication=replace(how, batched=False, **change))  # type: ignore[arg-type]
+
+
+def test_nothing_about_communication_resolves_an_order_that_cannot_run() -> None:
+    assert "may resolve" not in deadlock(Schedule.from_text("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1"))
 
 
 @settings(max_examples=80, deadline=None, database=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipesim import ScheduleError, Timeline, generate
-from pipesim.estimates import Estimate, estimate, rank, schedules_to_rank
+from pipesim.estimates import Estimate, contenders, estimate, memory_savers, rank, schedules_to_rank, with_less_memory
 from pipesim.models import ModelSpec, Parallelism, TransformerCosts, read_device, read_model
 
 A100, GPT3 = read_device("a100-80g"), read_model("gpt3-175b")
@@ -145,9 +145,34 @@ def test_ranking_puts_what_fits_first_and_says_what_does_not_go() -> None:
 
 
 def test_schedules_without_a_flush_are_left_out_of_all() -> None:
-    found, _ = rank(read_model("llama2-7b"), A100, Parallelism(pipeline=4), ["1f1b", "pipedream"], batch=8, flush_only=True)
+    found, refused = rank(read_model("llama2-7b"), A100, Parallelism(pipeline=4), ["1f1b", "pipedream"], batch=8, flush_only=True)
     assert [one.name for one in found] == ["1f1b"]
+    assert "without a flush" in refused["pipedream"]
     assert "gnnpipe" not in schedules_to_rank()
+
+
+def test_ways_to_hold_less() -> None:
+    assert memory_savers(Parallelism(pipeline=4, recompute="full")) == {
+        "--flash-attention": Parallelism(pipeline=4, recompute="full", flash_attention=True)
+    }
+    ways = memory_savers(Parallelism(tensor=2, data=2))
+    assert list(ways)[-2:] == ["--recompute selective --sequence-parallel", "--zero 1"]
+    names = ["gpipe", "1f1b", "v-half", "v-min", "naive"]
+    found, _ = rank(GPT3, A100, Parallelism(tensor=8, pipeline=8), names, batch=32)
+    tried = contenders(found)
+    assert {one.name for one in tried} == set(names)  # few: all are tried
+    many, _ = rank(GPT3, A100, Parallelism(tensor=8, pipeline=8), [*names, "eager-1f1b", "zb-h2", "looped-bfs"], batch=32)
+    kept = contenders(many)
+    for one in kept:
+        assert not any(other.iteration_time < one.iteration_time and max(other.run.peak_memory) < max(one.run.peak_memory) for other in many)
+    # gpipe holds all microbatches and is as fast as 1f1b, and looped-bfs holds as many
+    assert not {"gpipe", "looped-bfs"} & {one.name for one in kept}
+    best = with_less_memory(tried)
+    for way, parallel in memory_savers(Parallelism(tensor=8, pipeline=8)).items():
+        then, _ = rank(GPT3, A100, parallel, names, batch=32)
+        there = best[way]
+        assert (there is not None) == then[0].fits
+        assert there is None or (there.name, there.iteration_time) == (then[0].name, then[0].iteration_time)
 
 
 def test_an_order_that_depends_on_times_gets_them() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipesim import DeadlockError, Schedule, ScheduleError, UniformCosts, generate, load
-from pipesim.replay import ReplayError, ReplayModel, Settings, Task, replay
+from pipesim.replay import ReplayError, ReplayModel, Settings, Task, replay, replay_all
 
 torch = pytest.importorskip("torch")
 
@@ -59,6 +59,21 @@ def test_a_rank_that_dies_is_named_and_what_was_measured_is_kept(what: str, said
     assert said in partial.info["partial"]
     partial.save(tmp_path / "run.json.gz")
     assert load(tmp_path / "run.json.gz").info["partial"] == partial.info["partial"]
+
+
+@pytest.mark.slow
+def test_what_was_complete_before_a_failure_is_kept(tmp_path: Path) -> None:
+    # as above; each task loads the model anew, so the first, of one iteration, calls it 4 times, and the second breaks as it would alone
+    model = broken(tmp_path, 'raise RuntimeError("enough")', 6)
+    first, second = (Task(generate(name, 2, 2), Settings(model, iterations=count, warm_up=0)) for name, count in (("1f1b", 1), ("gpipe", 3)))
+    with pytest.raises(ReplayError, match="enough") as caught:
+        replay_all([first, second])
+    assert "gpipe, iteration 1" in str(caught.value)
+    assert caught.value.partial is not None
+    assert caught.value.partial.schedule.name == "gpipe"
+    (kept,) = caught.value.complete
+    assert (kept.schedule.name, kept.steps) == ("1f1b", 1)
+    assert "partial" not in kept.info
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,16 @@ def test_what_a_measured_timeline_says(tmp_path: Path) -> None:
         Task(generate("1f1b", 2, 2), Settings(SMALL, iterations=2, warm_up=1, barrier=False, receives="late")),
         Task(generate("zb-h1", 2, 4), Settings(mode="emulate", iterations=2, warm_up=0), costs),
         Task(generate("pipedream", 2, 4), Settings(mode="emulate", iterations=2, warm_up=0), costs),
+        # the same again, with other costs
+        Task(generate("zb-h1", 2, 4), Settings(mode="emulate", iterations=1, warm_up=0), replace(costs, forward=0.005)),
+        Task(generate("zb-h1", 2, 4), Settings(mode="emulate", iterations=1, warm_up=0), replace(costs, activation=8)),
+        Task(generate("zb-h1", 2, 4), Settings(mode="emulate", iterations=1, warm_up=0), costs),
     ]
-    batched, late, emulated, asynchronous = replay_all(tasks, tmp_path)
+    batched, late, emulated, asynchronous, *others, same = replay_all(tasks, tmp_path)
+    assert append(emulated, same).steps == 3
+    for other in others:
+        with pytest.raises(ScheduleError, match="same schedule and configuration"):
+            append(emulated, other)
     for run in (batched, late, emulated, asynchronous):
         in_order(run)
         assert run.source == "measured"
