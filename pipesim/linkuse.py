@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipesim.dataflow import messages
 from pipesim.memory import moves
-from pipesim.network import utilisation
+from pipesim.network import Links, utilisation
 from pipesim.schedule import distinct
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkUse", "link_utilisation", "route_count"]
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -32,6 +33,8 @@ class LinkUse(NamedTuple):
         bytes: That crossed it.
         transfers: Messages, offloads and reloads that crossed it.
         longest_wait: The longest time that one of these messages was ready and not yet taken, wherever on its way the queue was.
+        longest_delay: The longest time by which one of them came later than alone on its way: arrived - sent - latency - size over the
+            slowest of its way. It has the wait in it, and what sharing cost after that; offloads count from when they were taken.
     """
 
     link: str
@@ -41,6 +44,7 @@ class LinkUse(NamedTuple):
     bytes: float
     transfers: int
     longest_wait: float
+    longest_delay: float
 
 
 def link_utilisation(timeline: Timeline) -> list[LinkUse]:
@@ -55,18 +59,31 @@ def link_utilisation(timeline: Timeline) -> list[LinkUse]:
     departed = np.concatenate([timeline.departed, np.broadcast_to(timeline.offload_start, offloads)], axis=1)
     arrived = np.concatenate([timeline.arrived, np.broadcast_to(timeline.offload_end, offloads)], axis=1)
     found = utilisation(links, route, size, departed, arrived, timeline.makespan)
-    # (routes,) transfers and the longest wait, then those of every resource that a route crosses
+    # (transfers,) the longest delay; less than the dust of shared rates is none
+    ready = np.concatenate([timeline.sent, np.broadcast_to(timeline.offload_start, offloads)], axis=1)
+    late = (arrived - ready).max(axis=0) - links.latency[route] - size * _slowness(links)[route]
+    late[late < 1e-9 * timeline.makespan] = 0.0
+    # (routes,) transfers, the longest wait and delay, then those of every resource that a route crosses
     counts = np.bincount(route, minlength=len(links.latency)) * timeline.steps
-    waits = np.zeros(len(links.latency))
+    waits, delays = np.zeros(len(links.latency)), np.zeros(len(links.latency))
+    np.maximum.at(delays, route, late)
     np.maximum.at(waits, route[: len(timeline.messages)], (timeline.departed - timeline.sent).max(axis=0))
     crossing = np.repeat(np.arange(len(links.latency)), np.diff(links.first))
-    number, longest = np.zeros(len(links.names), np.int64), np.zeros(len(links.names))
+    number, longest, latest = np.zeros(len(links.names), np.int64), np.zeros(len(links.names)), np.zeros(len(links.names))
     np.add.at(number, links.resource, counts[crossing])
     np.maximum.at(longest, links.resource, waits[crossing])
-    columns = (found.capacity, found.busy_share, found.share, found.size, number, longest)
+    np.maximum.at(latest, links.resource, delays[crossing])
+    columns = (found.capacity, found.busy_share, found.share, found.size, number, longest, latest)
     rows = [LinkUse(*row) for row in zip(links.names, *(column.tolist() for column in columns), strict=True)]
     # without the dust of float sums, which would shuffle what is alike
     return sorted(rows, key=lambda row: (-round(row.busy_share, 9), -round(row.share, 9), row.link))
+
+
+def _slowness(links: Links) -> Floats:
+    """(routes,) time per byte of each route that nobody else uses: that of its slowest resource."""
+    result = np.zeros(len(links.latency))
+    np.maximum.at(result, np.repeat(np.arange(len(result)), np.diff(links.first)), links.load / links.capacity[links.resource])
+    return result
 
 
 def route_count(schedule: Schedule) -> int:

@@ -59,6 +59,21 @@ def test_clusters_of_the_docs(capsys):
     assert shown in text
 
 
+def test_cluster_with_a_command_in_the_docs(tmp_path):
+    """By hand, in ms from 20.42: 16 each over the NIC, at 0, 10 and 20. Of the first 6 are left at 10 and 1 at 20, of the second 11 at 20;
+    in thirds the first is through at 23, the second has 10 left, in halves until 43: it took 33, and alone it takes 16."""
+    text = (ROOT / "docs" / "communication.md").read_text()
+    (example,) = [block for block in _blocks(text, "toml") if "two nodes of four GPUs" in block]
+    (line,) = re.findall(r"^    \$ pipesim (.* --cluster two-nodes\.toml)$", text, re.MULTILINE)
+    (tmp_path / "two-nodes.toml").write_text(example)
+    command = [sys.executable, "-m", "pipesim", *shlex.split(line)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    shown = re.search(r"It prints, among others,\n\n((?:    .*\n)+)", text)
+    assert all(line.strip() in run.stdout for line in shown[1].splitlines())
+    (nic,) = (words for words in map(str.split, run.stdout.splitlines()) if words[:5] == ["node", "0", "NIC", "0", "out"])
+    assert nic[-3:] == ["0", "17", "ms"]
+
+
 def test_stage_times_of_the_docs(tmp_path):
     (text,) = [block for block in _blocks(FILES, "toml") if "forward" in block]
     (tmp_path / "times.toml").write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipesim import Cluster, Link, Schedule, ScheduleError, Timeline, UniformCosts, generate, load, simulate
+from pipesim import Cluster, Communication, Link, Schedule, ScheduleError, Timeline, UniformCosts, generate, load, simulate
 from pipesim.cluster import Node
 
 
@@ -22,8 +22,8 @@ def test_a_link_of_its_own_for_each_direction() -> None:
     run = simulate(Schedule.from_text("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"), UniformCosts(forward=1, backward=2, message=3, bandwidth=2))
     assert run.makespan == 12.5
     assert [tuple(row) for row in run.link_utilisation()] == [
-        ("0 -> 1", 2.0, pytest.approx(3 / 12.5), pytest.approx(3 / 12.5), 6.0, 2, 0.5),
-        ("1 -> 0", 2.0, pytest.approx(3 / 12.5), pytest.approx(3 / 12.5), 6.0, 2, 0.0),
+        ("0 -> 1", 2.0, pytest.approx(3 / 12.5), pytest.approx(3 / 12.5), 6.0, 2, 0.5, 0.5),
+        ("1 -> 0", 2.0, pytest.approx(3 / 12.5), pytest.approx(3 / 12.5), 6.0, 2, 0.0, 0.0),
     ]
 
 
@@ -32,7 +32,7 @@ def test_latency_is_not_carrying() -> None:
     run = simulate(Schedule.from_text("0F0\n1F0"), UniformCosts(message=1, bandwidth=1, latency=10))
     assert run.makespan == 13
     (row,) = run.link_utilisation()
-    assert (row.link, row.busy_share, row.longest_wait) == ("0 -> 1", pytest.approx(1 / 13), 0)
+    assert (row.link, row.busy_share, row.longest_wait, row.longest_delay) == ("0 -> 1", pytest.approx(1 / 13), 0, 0)
 
 
 def test_without_a_bandwidth_there_is_nothing_to_say() -> None:
@@ -65,7 +65,10 @@ def shared(sharing: Any) -> Timeline:
 
 
 def test_a_shared_port() -> None:
-    """First come first served the second waits for 2 and arrives at 5; fair, both have half and arrive at 5; alone, at 3."""
+    """First come first served the second waits for 2 and arrives at 5; fair, both have half and arrive at 5; alone, at 3.
+
+    Either way the later one is 2 late, which with fair sharing is no wait.
+    """
     assert shared("none").makespan == 4
     for sharing, wait in (("fifo", 2.0), ("fair", 0.0)):
         run = shared(sharing)
@@ -76,6 +79,28 @@ def test_a_shared_port() -> None:
         assert port.busy_share == pytest.approx(4 / 6, rel=1e-9)
         assert port.share == pytest.approx(4 / 6, rel=1e-9)
         assert port.longest_wait == pytest.approx(wait, abs=1e-9)
+        assert port.longest_delay == pytest.approx(2.0, rel=1e-9)
+
+
+def test_a_delay_has_other_senders_in_it_and_no_latency() -> None:
+    """10 and 30 bytes, fair over a port of 10 a slot, hop 1, both ready at 1: 5 each until 3, the other 20 at 10 until 5. Alone: 1 and 3.
+
+    The first is there at 4 and not 3, the second at 6 and not 5: 1 late each, on the port; the private ways in carry one each.
+    """
+    cluster = Cluster(inside=Link(0.0, 100.0), between=Link(1.0, 10.0), devices_per_node=2, node=Node(nics=1), sharing="fair", unit="slot")
+    schedule = Schedule.from_text("0F0\n1F0\n2F0\n3F0", graph=[(0, 2), (1, 3)])
+    run = simulate(schedule, UniformCosts(message=[10, 30, 0, 0]), cluster=cluster)
+    assert sorted(run.arrived[0].tolist()) == pytest.approx([4, 6])
+    assert {row.link: row.longest_delay for row in run.link_utilisation()}["node 0 NIC 0 out"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 2}, {"stream": "device"}, {"sends": "rendezvous"}, {"shape_messages": True}])
+def test_on_links_of_their_own_the_delay_is_the_wait(options: dict[str, Any]) -> None:
+    steps, words = options.get("steps", 1), {name: value for name, value in options.items() if name != "steps"}
+    costs = UniformCosts(forward=1, backward=2, message=3, bandwidth=2, latency=0.25)
+    rows = simulate(generate("1f1b", 4, 8), costs, steps=steps, communication=Communication(**words)).link_utilisation()
+    assert any(row.longest_wait for row in rows)
+    assert [row.longest_delay for row in rows] == pytest.approx([row.longest_wait for row in rows], abs=1e-9)
 
 
 def test_steps_add_up() -> None:

@@ -32,9 +32,10 @@ _lanes_option = click.option(
 @schedule_command("plot", "SCHEDULE|RUN")
 @request_options
 @_lanes_option
+@click.option("--no-memory", is_flag=True, help="Without the memory curves.")
 @click.option("--overlay", is_flag=True, help="Two runs on one axis of time: pipesim plot sim.json.gz run.json.gz --overlay.")
 @click.option("--out", "-o", type=click.Path(dir_okay=False), help="Where to, .png, .svg, .pdf or .html. Default: SCHEDULE.png.")
-def plot_command(words: tuple[str, ...], lanes: bool | None, overlay: bool, out: str | None, **values: Any) -> None:
+def plot_command(words: tuple[str, ...], lanes: bool | None, no_memory: bool, overlay: bool, out: str | None, **values: Any) -> None:
     """Draw a Gantt chart and, below it, memory over the same time axis; or two runs with --overlay."""
     request = Request(words, values)
     if overlay:
@@ -51,11 +52,11 @@ def plot_command(words: tuple[str, ...], lanes: bool | None, overlay: bool, out:
     if target.suffix.lower() == ".html":
         from pipesim.viz import interactive
 
-        interactive.write_html(run, target, lanes=lanes)
+        interactive.write_html(run, target, memory=not no_memory, lanes=lanes)
     else:
         from pipesim.viz import mpl
 
-        mpl.save(mpl.figure(run, lanes=lanes), target)
+        mpl.save(mpl.figure(run, memory=not no_memory, lanes=lanes), target)
     click.echo(f"wrote {target}", err=True)
 
 

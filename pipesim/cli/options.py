@@ -144,7 +144,11 @@ def request_options(command: Command) -> Command:
     ]
     options += [grouped(sizes, _flag(name), type=Numbers("bytes"), help=_SIZE_HELP[name]) for name in SIZES]
     options += [
-        grouped(files, "--costs", help=f"Stage times (TOML), a layer profile (TOML of pipesim profile, or graph.txt), or one of {', '.join(cost_presets())}."),
+        grouped(
+            files,
+            "--costs",
+            help=f"Stage times (TOML), a layer profile (TOML of pipesim profile, or graph.txt), or one of {', '.join(cost_presets())}.",
+        ),
         grouped(files, "--cuts", help="Profile: the layer that each stage but the first starts with, such as 5,12,30. Default: balanced."),
         grouped(files, "--weight-grad-share", type=float, help="Profile: the part of the backward that W takes where it is split."),
         grouped(files, "--optimizer-bytes", type=float, help="Profile: bytes of optimizer state per byte of parameters."),

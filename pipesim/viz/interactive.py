@@ -26,6 +26,7 @@ from pipesim.timeline import Timeline
 from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
 from pipesim.viz.axes import printable, size_axis, time_axis
+from pipesim.viz.emphasis import strong
 from pipesim.viz.hover import Hover
 from pipesim.viz.overlay import overlaid
 from pipesim.viz.points import bar_in_cell, memory_curves
@@ -42,7 +43,6 @@ PATHS = 500_000  # bars, above which only a heatmap is drawn
 _COLUMNS = 2_800  # of a heatmap: about the pixels of a screen
 _CELLS = 120_000  # of a heatmap, at most
 _FEW = 250  # bars of one look on a device, of which the outlines do not cover each other
-_LEGEND_DEVICES = 12  # memory curves named in the legend
 
 # No button that uploads the user's data to a cloud, which Plotly 7 shows by default.
 CONFIG: dict[str, Any] = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
@@ -322,20 +322,21 @@ def _add_memory(target: go.Figure, timeline: Timeline, curves: Sequence[MemoryCu
     factor, size = size_axis(peak, timeline.unit)
     held = [name for name in curves[0].categories if any(curve.categories[name].any() for curve in curves)]
     lines = "".join(f"<br>%{{customdata[{number}]:.4~g}} {name}" for number, name in enumerate(held))
-    named = set(np.linspace(0, len(curves) - 1, min(len(curves), _LEGEND_DEVICES)).round().astype(int).tolist())
-    for curve in curves:
+    looks = strong(curves)
+    others = [curve.device for curve, look in zip(curves, looks, strict=True) if not look.text]
+    for curve, look in zip(curves, looks, strict=True):
         times = np.append(curve.times - timeline.first_start, timeline.makespan)
         total, parts = curve.total * factor, np.stack([curve.categories[name] for name in held], axis=1) * factor
-        # from blue, device 0, to red
-        hue = 220 - 220 * curve.device / max(1, len(curves) - 1)
         target.add_scatter(
             x=times * scale,
             y=np.append(total, total[-1]),
             customdata=np.concatenate([parts, parts[-1:]]).astype(np.float32),
             mode="lines",
-            line={"shape": "hv", "width": 1.5, "color": f"hsl({hue:.0f},70%,42%)"},
-            name=f"device {curve.device}",
-            showlegend=curve.device in named,
+            line={"shape": "hv", "width": look.width, "color": look.color},
+            zorder=int(10 * look.width),
+            name=f"device {curve.device}" if look.text else f"{len(others)} other device{'s' if len(others) > 1 else ''}",
+            legendgroup="" if look.text else "others",
+            showlegend=bool(look.text) or curve.device == others[0],
             legend="legend2",
             yaxis="y2",
             hovertemplate=f"<b>device {curve.device}</b> at %{{x:.6~g}} {unit}: %{{y:.4~g}} {size}{lines}<extra></extra>",
@@ -348,7 +349,7 @@ def _add_memory(target: go.Figure, timeline: Timeline, curves: Sequence[MemoryCu
 
 def _lay_out(target: go.Figure, bars: Scene, names: Sequence[str], scale: float, unit: str, title: str, with_memory: bool) -> None:
     devices = bars.num_devices
-    chart = devices * min(44.0, max(14.0, 480 / devices)) * (1.5 if bars.lanes else 1)
+    chart = devices * min(44.0, max(14.0, 480 / devices)) * (1.5 * _lanes.growth(bars) if bars.lanes else 1)
     gap, memory = (40, 180) if with_memory else (0, 0)
     inner = chart + gap + memory
     bottom = 1 - chart / inner

@@ -13,8 +13,9 @@ from pipesim.op import Kind, Op
 
 if TYPE_CHECKING:
     from pipesim.timeline import Timeline
+    from pipesim.viz.scene import Scene
 
-__all__ = ["LANES", "Bars", "Transfers", "bars", "shown", "spread", "transfers"]
+__all__ = ["LANES", "Bars", "Transfers", "bars", "growth", "shown", "spread", "transfers"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,7 +27,8 @@ LANES: dict[str, tuple[Kind, ...]] = {
     "collective": (Kind.REDUCE_GRAD, Kind.UNSHARD),
     "offload": (Kind.OFFLOAD, Kind.RELOAD),
 }
-_LEVELS = 3  # of a lane in which transfers overlap; more of them cover each other
+_LEVELS = 8  # of a lane in which transfers overlap; more of them cover each other, and the lane's name says so
+_READABLE = 0.045  # part of a band of the usual height: a row of a lane that is thinner is hard to see
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +140,7 @@ class Bars:
     """The bars of communication of a picture.
 
     Attributes:
-        lanes: Names of the lanes that there are, from above.
+        lanes: Names of the lanes that there are, from above, for people: also what is squeezed, and what takes no time.
         columns: Columns of a Scene.
     """
 
@@ -159,15 +161,18 @@ def bars(timeline: Timeline, top: float, bottom: float) -> Bars | None:
         lane_of[list(kinds)] = number
     lane, device = lane_of[found.kind[index]], found.device[index]
     used = np.unique(lane)
-    level, levels = np.zeros(len(index), np.int64), np.ones(len(LANES), np.int64)
+    level, most = np.zeros(len(index), np.int64), np.ones(len(LANES), np.int64)
     for one in np.unique(lane * timeline.schedule.num_devices + device).tolist():
         own = np.flatnonzero(lane * timeline.schedule.num_devices + device == one)
-        level[own] = spread(begin[own], finish[own]) % _LEVELS
+        level[own] = spread(begin[own], finish[own])
         number = one // timeline.schedule.num_devices
-        levels[number] = max(levels[number], int(level[own].max()) + 1)
-    row = (bottom - top) / len(used)
-    tall = 0.9 * row / levels[lane]
-    upper = device + top + row * np.searchsorted(used, lane) + tall * level
+        most[number] = max(most[number], int(level[own].max()) + 1)
+    # a lane is as high as it has rows, and all rows of a picture are alike
+    levels = np.minimum(most, _LEVELS)
+    row = (bottom - top) / levels[used].sum()
+    before = np.cumsum(levels[used]) - levels[used]
+    tall = row * (1 - 0.1 / levels[lane]) if len(used) > 1 or levels.max() == 1 else np.full(len(lane), row)
+    upper = device + top + row * before[np.searchsorted(used, lane)] + tall * (level % _LEVELS)
     columns: dict[str, NDArray[Any]] = {
         "device": device,
         "top": upper,
@@ -182,7 +187,21 @@ def bars(timeline: Timeline, top: float, bottom: float) -> Bars | None:
         "slot": np.full(len(index), -1),
         "transfer": index,
     }
-    return Bars(tuple(np.array(list(LANES))[used].tolist()), columns)
+    # all that has a lane takes no time where it is missing
+    idle = {list(LANES)[number] for number in lane_of[found.kind]} - {list(LANES)[number] for number in used}
+    names = [_name(list(LANES)[number], int(most[number])) for number in used.tolist()]
+    names[-1] += "".join(f" ({name}s take no time)" for name in LANES if name in idle)
+    return Bars(tuple(names), columns)
+
+
+def _name(lane: str, most: int) -> str:
+    return lane if most <= _LEVELS else f"{lane} (up to {most} at once, in {_LEVELS} rows)"
+
+
+def growth(bars: Scene) -> float:
+    """How many times as high as usual the bands should be, so that every row of a lane can be seen; 1 up to six rows."""
+    rows = (bars.bottom - bars.top)[bars.transfer >= 0]
+    return float(np.clip(_READABLE / rows.min(initial=1.0), 1.0, 2.5))
 
 
 def spread(begin: Floats, finish: Floats) -> Ints:

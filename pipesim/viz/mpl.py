@@ -20,20 +20,23 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from pipesim.errors import ScheduleError
 from pipesim.files import write_atomically
-from pipesim.memory import CATEGORIES
+from pipesim.memory import MemoryCurve
 from pipesim.op import Kind
-from pipesim.sweep import Row, pareto_front
+from pipesim.sweep import Row
 from pipesim.units import format_bytes
 from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
 from pipesim.viz.axes import printable, size_axis, time_axis
+from pipesim.viz.emphasis import OTHERS, apart, peak_text, strong
+from pipesim.viz.fronts import fronts
 from pipesim.viz.overlay import BAND_EDGES, overlaid
-from pipesim.viz.points import distinct, rectangles, steps
+from pipesim.viz.points import fitting_labels, layers, outline, rectangles, steps
 from pipesim.viz.scene import Scene, bins, scene
 from pipesim.viz.text import headline
 
@@ -69,10 +72,17 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, labels: bool = True, la
         >>> axes.get_xlabel(), len(axes.collections)
         ('time (slots)', 3)
     """
-    names = [f"device {device}" for device in range(timeline.schedule.num_devices)]
+    return _gantt(timeline, _bars(timeline, lanes), ax, labels)
+
+
+def _bars(timeline: Timeline, lanes: bool | None) -> Scene:
     bars = scene(timeline, lanes=_lanes.shown(timeline, lanes))
-    bars = bars if len(bars) <= _SINGLE else scene(timeline)
-    return _drawn(bars, ax, labels, names, f"{printable(timeline.schedule.name)}\n{headline(timeline)}", [bars.compute_band])
+    return bars if len(bars) <= _SINGLE else scene(timeline)
+
+
+def _gantt(timeline: Timeline, bars: Scene, ax: Axes | None = None, labels: bool = True) -> Axes:
+    title = f"{printable(timeline.schedule.name)}\n{headline(timeline)}"
+    return _drawn(bars, ax, labels, [f"device {device}" for device in range(bars.num_devices)], title, [bars.compute_band])
 
 
 def overlay(sim: Timeline, run: Timeline, ax: Axes | None = None, *, labels: bool = True) -> Axes:
@@ -103,15 +113,14 @@ def overlay(sim: Timeline, run: Timeline, ax: Axes | None = None, *, labels: boo
 
 def save_overlay(sim: Timeline, run: Timeline, path: str | os.PathLike[str]) -> None:
     """Writes :func:`overlay` as a picture; see :func:`save`."""
-    drawn = Figure(figsize=(_WIDTH, _height(2 * max(sim.schedule.num_devices, run.schedule.num_devices), False) + 1.2), layout="constrained")
-    overlay(sim, run, drawn.add_subplot())
+    drawn: Any = overlay(sim, run).figure
     save(drawn, path)
 
 
 def _drawn(bars: Scene, ax: Axes | None, labels: bool, names: Sequence[str], title: str, edges: Sequence[tuple[float, float]]) -> Axes:
     """The bars, the names of their bands, and a legend of the kinds; the edges of bands repeat."""
     if ax is None:
-        ax = Figure(figsize=(_WIDTH, _height(bars.num_devices, bool(bars.lanes)) + 1.2), layout="constrained").add_subplot()
+        ax = Figure(figsize=(_WIDTH, _height(bars) + 1.2), layout="constrained").add_subplot()
     factor, unit = time_axis(bars.span, bars.unit)
     end = bars.span * factor or 1.0
     _bands(ax, bars.num_devices, end, edges)
@@ -140,12 +149,15 @@ def pyplot_axes(timeline: Timeline, lanes: bool | None = None) -> Axes:
     """Returns Axes of a new pyplot figure, of the size that a Gantt chart of this run wants."""
     from matplotlib import pyplot
 
-    size = _WIDTH, _height(timeline.schedule.num_devices, _lanes.shown(timeline, lanes)) + 1.2
+    size = _WIDTH, _height(_bars(timeline, lanes)) + 1.2
     return pyplot.figure(figsize=size, layout="constrained").add_subplot()
 
 
 def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None) -> Axes:
     """Draws what devices hold over time, and their capacity where it is limited.
+
+    Of more than four devices the one with the highest peak, the first, the middle and the last are drawn strongly, each with its
+    name and its peak beside it, and the others thin and grey.
 
     Args:
         timeline: The run.
@@ -167,47 +179,33 @@ def memory(timeline: Timeline, ax: Axes | None = None, device: int | None = None
         ax = Figure(figsize=(_WIDTH, 3.2), layout="constrained").add_subplot()
     time, time_unit = time_axis(timeline.makespan, timeline.unit)
     top = max(curve.peak for curve in curves)
-    limits = np.unique(timeline.capacity[list(devices)])
-    limits = limits[np.isfinite(limits)]
-    size, size_unit = size_axis(max([top, *limits.tolist()]), timeline.unit)
+    capacities = np.unique(timeline.capacity[list(devices)])
+    capacities = capacities[np.isfinite(capacities)]
+    size, size_unit = size_axis(max([top, *capacities.tolist()]), timeline.unit)
     end = timeline.makespan * time
-
-    handles: list[Any] = []
-    if device is None:
-        dark = np.mean(to_rgba_array(mpl.rcParams["text.color"])[0, :3]) > 0.5
-        colors = mpl.colormaps["viridis"](np.linspace(*((0.3, 1.0) if dark else (0.0, 0.87)), len(curves)))
-        for curve, color in zip(curves, colors, strict=True):
-            x, y = steps(curve.times - timeline.first_start, curve.total)
-            handles += ax.plot(np.append(x * time, end), np.append(y, y[-1]) * size, color=color, linewidth=1, label=f"device {curve.device}")
-        handles = [handles[i] for i in np.unique(np.linspace(0, len(handles) - 1, 8).astype(int))]
-    else:
-        (curve,) = curves
-        x, last = distinct(curve.times - timeline.first_start)
-        bottom = np.zeros(len(x) + 1)
-        for category in CATEGORIES:
-            values = curve.categories[category][last]
-            if values.any():
-                above = bottom + np.append(values, values[-1]) * size
-                color = palette.MEMORY_COLORS[category]
-                handles.append(ax.fill_between(np.append(x * time, end), bottom, above, step="post", color=color, linewidth=0, label=category))
-                bottom = above
-    when = [(curve.peak_time - timeline.first_start) * time for curve in curves]
-    ax.scatter(when, [curve.peak * size for curve in curves], s=10, color=mpl.rcParams["text.color"], zorder=3)
-    for limit in limits.tolist():
-        handles.append(ax.axhline(limit * size, linestyle="--", color="#d55e00", label=f"capacity {format_bytes(limit, timeline.unit)}"))
-    ax.set(xlim=_limits(end or 1.0), ylim=(0, max(top, limits.max(initial=0.0)) * size * 1.08 or 1.0))
+    ax.set(xlim=_limits(end or 1.0), ylim=(0, max(top, capacities.max(initial=0.0)) * size * 1.08 or 1.0))
     ax.set(xlabel=f"time ({time_unit})", ylabel=f"memory ({size_unit})")
-    peak = format_bytes(top, timeline.unit) + (" units" if timeline.unit == "slot" else "")
-    _heading(ax, f"{'all devices' if device is None else f'device {device}'}: peak_memory {peak}")
-    _legend(ax, handles, [handle.get_label() for handle in handles])
+
+    highest = curves[int(np.argmax([curve.peak for curve in curves]))].device
+    handles = _totals(ax, timeline, curves, time, size) if device is None else _by_category(ax, timeline, curves[0], time, size)
+    for limit in capacities.tolist():
+        label = f"capacity {format_bytes(limit, timeline.unit)}"
+        handles.append(ax.axhline(limit * size, linestyle="--", color=mpl.rcParams["text.color"], linewidth=1, label=label))
+    _heading(ax, f"{'memory, most on ' if len(curves) > 1 else ''}device {highest}: peak_memory {peak_text(top, timeline.unit)}")
+    if handles:
+        _legend(ax, handles, [handle.get_label() for handle in handles])
     return ax
 
 
-def figure(timeline: Timeline, *, lanes: bool | None = None) -> Figure:
+_memory_of = memory  # its name is that of an option below
+
+
+def figure(timeline: Timeline, *, memory: bool = True, lanes: bool | None = None) -> Figure:
     """Draws the Gantt chart and, on the same time axis below, what every device holds.
 
     Args:
         timeline: The run.
+        memory: Whether to draw what devices hold.
         lanes: As of :func:`gantt`.
 
     Examples:
@@ -216,12 +214,14 @@ def figure(timeline: Timeline, *, lanes: bool | None = None) -> Figure:
         >>> [axes.get_ylabel() for axes in drawn.axes]
         ['', 'memory (units)']
     """
-    height = _height(timeline.schedule.num_devices, _lanes.shown(timeline, lanes)) + 1.2
-    drawn = Figure(figsize=(_WIDTH, height + 3.0), layout="constrained")
-    upper, lower = drawn.subplots(2, 1, gridspec_kw={"height_ratios": [height, 3.0]})
-    lower.sharex(upper)
-    gantt(timeline, upper, lanes=lanes)
-    memory(timeline, lower)
+    bars = _bars(timeline, lanes)
+    heights = [_height(bars) + 1.2, 3.0][: 1 + memory]
+    drawn = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    upper, *lower = drawn.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    _gantt(timeline, bars, upper)
+    for ax in lower:
+        ax.sharex(upper)
+        _memory_of(timeline, ax)
     return drawn
 
 
@@ -267,33 +267,20 @@ def pareto(rows: Sequence[Row], ax: Axes | None = None, *, by: Sequence[str] = (
         >>> axes.get_ylabel(), [text.get_text() for text in axes.texts]
         ('throughput (microbatches / slot)', ['naive, p = 4, m = 8', '1f1b, p = 4, m = 8'])
     """
-    front = pareto_front(rows, by)
-    if not front:
-        raise ScheduleError("no row has a throughput and a peak_memory, and fits: there is nothing to draw")
+    shown, groups, labels = fronts(rows, by)
     if ax is None:
         ax = Figure(figsize=(8.0, 5.0), layout="constrained").add_subplot()
-    unit = str(front[0]["unit"])
-    shown = [row for row in rows if row.get("throughput") is not None and row.get("peak_memory") is not None]
-    size, size_unit = size_axis(max(row["peak_memory"] for row in shown), unit)
-    x, y = [row["peak_memory"] * size for row in shown], [row["throughput"] for row in shown]
-    ax.scatter(x, y, s=8, color=mpl.rcParams["text.color"], alpha=0.25, linewidths=0)
-    groups: dict[str, list[Row]] = {}
-    for row in front:
-        groups.setdefault(", ".join(f"{name} {row[name]}" for name in by), []).append(row)
+    ax.scatter([dot.x for dot in shown], [dot.y for dot in shown], s=8, color=mpl.rcParams["text.color"], alpha=0.25, linewidths=0)
     colors = mpl.colormaps["viridis"](np.linspace(0.0, 0.87, len(groups)))
-    handles = []
+    handles: list[Any] = []
     for (name, own), color in zip(groups.items(), colors, strict=True):
-        points = [row["peak_memory"] * size for row in own], [row["throughput"] for row in own]
-        handles += ax.step(*points, where="post", marker="o", markersize=4, linewidth=1, color=color, label=printable(name))
+        points = [dot.x for dot in own], [dot.y for dot in own]
+        handles += ax.step(*points, where="post", marker="o", markersize=4, linewidth=1, color=color, label=name)
         if len(groups) == 1 and len(own) <= 20:
-            for number, (row, across, up) in enumerate(zip(own, *points, strict=True)):
-                sizes = [f"{letter} = {row[key]}" for letter, key in (("p", "devices"), ("m", "microbatches")) if row.get(key) is not None]
-                label = printable(", ".join([str(row["schedule"]), *sizes]))
+            for number, dot in enumerate(own):
                 below = number % 2  # neighbours would write over each other
-                ax.annotate(label, (across, up), xytext=(4, -10 if below else 4), textcoords="offset points", fontsize=_FONT)
-    ax.set(
-        xlabel=f"peak_memory ({size_unit})", ylabel=f"throughput (microbatches / {'s' if unit == 's' else 'slot'})", xlim=(0, None), ylim=(0, None)
-    )
+                ax.annotate(dot.name, (dot.x, dot.y), xytext=(4, -10 if below else 4), textcoords="offset points", fontsize=_FONT)
+    ax.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, None), ylim=(0, None))
     ax.margins(0.1)
     _heading(ax, f"Pareto front of {len(shown)} configurations")
     if len(groups) > 1:
@@ -305,9 +292,39 @@ def pareto(rows: Sequence[Row], ax: Axes | None = None, *, by: Sequence[str] = (
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _height(num_devices: int, lanes: bool) -> float:
+def _totals(ax: Axes, timeline: Timeline, curves: Sequence[MemoryCurve], time: float, size: float) -> list[Any]:
+    """A line per device, in their order, and names beside the strong ones; the highest lies above the others, over its faint area."""
+    looks = strong(curves)
+    for curve, look in zip(curves, looks, strict=True):
+        x, y = steps(curve.times - timeline.first_start, curve.total)
+        x, y = np.append(x * time, timeline.makespan * time), np.append(y, y[-1]) * size
+        ax.plot(x, y, color=look.color, linewidth=look.width, zorder=2 + look.width / 10, label=f"device {curve.device}")
+        if look.highest and len(curves) > 1:
+            ax.fill_between(x, 0, y, color=look.color, alpha=0.1, linewidth=0, zorder=1)
+    named = [(curve, look) for curve, look in zip(curves, looks, strict=True) if look.text]
+    places = apart([curve.peak * size for curve, _ in named], ax.get_ylim()[1] * 11 / _points(ax)[1])
+    for (curve, look), place in zip(named, places, strict=True):
+        ax.scatter([(curve.peak_time - timeline.first_start) * time], [curve.peak * size], s=12, color=look.color, zorder=3)
+        words: dict[str, Any] = {"color": look.color, "weight": "bold" if look.highest else "normal", "fontsize": 8, "va": "center"}
+        ax.annotate(look.text, (1, place), (4, 0), ax.get_yaxis_transform(), "offset points", **words)
+    others = len(curves) - len(named)
+    return [Line2D([], [], color=OTHERS, label=f"{others} other device{'s' if others > 1 else ''}")] if others else []
+
+
+def _by_category(ax: Axes, timeline: Timeline, curve: MemoryCurve, time: float, size: float) -> list[Any]:
+    """Areas on each other."""
+    x, areas = layers(curve)
+    edges, handles = np.append(x - timeline.first_start, timeline.makespan) * time, []
+    for category, low, high in areas:
+        color = palette.MEMORY_COLORS[category]
+        handles.append(ax.fill_between(edges, low * size, high * size, step="post", color=color, linewidth=0, label=category))
+    ax.scatter([(curve.peak_time - timeline.first_start) * time], [curve.peak * size], s=10, color=mpl.rcParams["text.color"], zorder=3)
+    return handles
+
+
+def _height(bars: Scene) -> float:
     """Inches for the rows."""
-    return float(np.clip((0.52 if lanes else 0.32) * num_devices, 0.8, 10.0))
+    return float(np.clip((0.52 * _lanes.growth(bars) if bars.lanes else 0.32) * bars.num_devices, 0.8, 10.0))
 
 
 def _points(ax: Axes) -> tuple[float, float]:
@@ -335,19 +352,10 @@ def _collections(ax: Axes, bars: Scene, factor: float) -> None:
     length = (bars.end - bars.start) * (width / bars.span if bars.span else 0.0)
     for group in bars.groups:
         own = group.bars
-        # The outline separates wide bars; in the bar's own colour it keeps a bar that is thinner than a pixel visible. Bars
-        # of a kind that are that many need no help, and outlines would cover their neighbours.
-        usual = float(np.median(length[own]))
-        dense = len(own) > bars.num_devices * width / 72 * _DPI / 3
-        collection = PolyCollection(
-            rectangles(bars.start[own] * factor, bars.end[own] * factor, bars.top[own], bars.bottom[own]),
-            facecolors=group.color,
-            edgecolors=palette.edge_color(group.color) if usual >= 4 else group.color,
-            linewidths=0.4 if usual >= 4 else 0.0 if dense else 0.5 if usual >= 0.5 else 1.0,
-            rasterized=len(bars) > _VECTOR,
-            label=palette.KIND_LABELS[group.kind],
-        )
-        ax.add_collection(collection, autolim=False)
+        color, line = outline(group, float(np.median(length[own])), bars.num_devices * width / 72 * _DPI / 3)
+        corners = rectangles(bars.start[own] * factor, bars.end[own] * factor, bars.top[own], bars.bottom[own])
+        look: dict[str, Any] = {"facecolors": group.color, "edgecolors": color, "linewidths": line, "rasterized": len(bars) > _VECTOR}
+        ax.add_collection(PolyCollection(corners, label=palette.KIND_LABELS[group.kind], **look), autolim=False)
 
 
 def _image(ax: Axes, bars: Scene, end: float) -> None:
@@ -369,16 +377,8 @@ def _image(ax: Axes, bars: Scene, end: float) -> None:
 
 def _labels(ax: Axes, bars: Scene, factor: float) -> None:
     width, height = _points(ax)
-    room = (bars.end - bars.start) * (width / bars.span if bars.span else 0.0)
-    tall = (bars.bottom - bars.top) * (height / max(1, bars.num_devices))
-    for group in bars.groups:
-        color = palette.text_color(group.color)
-        for bar in group.bars[(tall[group.bars] >= 7) & (room[group.bars] >= _FONT)].tolist():
-            label, size = bars.label(bar), min(_FONT, tall[bar] - 1)
-            if len(label) * 0.66 * size + 1.5 > room[bar]:  # digits are 0.64 wide in matplotlib's own font
-                continue
-            x, y = (bars.start[bar] + bars.end[bar]) / 2 * factor, (bars.top[bar] + bars.bottom[bar]) / 2
-            ax.text(x, y, label, ha="center", va="center", fontsize=size, color=color, clip_on=True)
+    for text, x, y, size, color in fitting_labels(bars, width / (bars.span or np.inf), height / max(1, bars.num_devices), _FONT):
+        ax.text(x * factor, y, text, ha="center", va="center", fontsize=size, color=color, clip_on=True)
 
 
 def _devices(ax: Axes, names: Sequence[str], middle: float) -> None:

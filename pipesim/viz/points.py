@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.memory import MemoryCurve
+from pipesim.memory import CATEGORIES, MemoryCurve
 from pipesim.timeline import Timeline
-from pipesim.viz.scene import Scene
+from pipesim.viz import palette
+from pipesim.viz.scene import Group, Scene
 
-__all__ = ["bar_in_cell", "distinct", "memory_curves", "rectangles", "steps", "thinned"]
+__all__ = ["bar_in_cell", "distinct", "fitting_labels", "layers", "memory_curves", "outline", "rectangles", "steps", "thinned"]
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +57,36 @@ def bar_in_cell(bars: Scene, halves: int, columns: int) -> NDArray[np.int64]:
         offset = np.arange(count[own].sum()) - np.repeat(np.cumsum(count[own]) - count[own], count[own])
         result[np.repeat(row + first[own], count[own]) + offset] = np.repeat(own, count[own])
     return result.reshape(-1, columns)
+
+
+def outline(group: Group, usual: float, many: float) -> tuple[str, float]:
+    """Colour and width in points of a bar's outline; *usual* is how long bars are in points, *many* how many cover each other.
+
+    It separates wide bars; in the bar's own colour it keeps a bar that is thinner than a pixel visible. Bars of a kind that are
+    that many need no help, and outlines would cover their neighbours.
+    """
+    if usual >= 4:
+        return palette.edge_color(group.color), 0.4
+    return group.color, 0.0 if len(group.bars) > many else 0.5 if usual >= 0.5 else 1.0
+
+
+def fitting_labels(bars: Scene, per_time: float, per_band: float, font: float) -> Iterator[tuple[str, float, float, float, str]]:
+    """Text, middle in time and in bands, size and colour of the labels that fit into their bars; lengths in points, digits as wide as matplotlib's."""
+    room, tall = (bars.end - bars.start) * per_time, (bars.bottom - bars.top) * per_band
+    for group in bars.groups:
+        color = palette.text_color(group.color)
+        for bar in group.bars[(tall[group.bars] >= 7) & (room[group.bars] >= font)].tolist():
+            label, size = bars.label(bar), min(font, tall[bar] - 1)
+            if len(label) * 0.66 * size + 1.5 <= room[bar]:  # digits are 0.64 wide
+                yield label, (bars.start[bar] + bars.end[bar]) / 2, (bars.top[bar] + bars.bottom[bar]) / 2, size, color
+
+
+def layers(curve: MemoryCurve) -> tuple[Floats, list[tuple[str, Floats, Floats]]]:
+    """Times, and per category that is ever held its lower and upper edge from each of them on; the last once more, for the end."""
+    x, last = distinct(curve.times)
+    held = [name for name in CATEGORIES if curve.categories[name][last].any()]
+    edges = np.cumsum([np.zeros(len(last) + 1), *(curve.categories[name][np.append(last, last[-1])] for name in held)], axis=0)
+    return x, [(name, edges[number], edges[number + 1]) for number, name in enumerate(held)]
 
 
 def memory_curves(timeline: Timeline) -> list[MemoryCurve]:

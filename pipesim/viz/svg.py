@@ -78,7 +78,7 @@ def schedule_svg(schedule: Schedule) -> str:
 
 
 def _picture(bars: Scene, name: str, subtitle: str, timed: bool = True) -> str:
-    row = min(28.0, max(6.0, 640 / max(1, bars.num_devices))) * (1.7 if bars.lanes else 1)
+    row = min(28.0, max(6.0, 640 / max(1, bars.num_devices))) * (1.7 * _lanes.growth(bars) if bars.lanes else 1)
     factor, unit = time_axis(bars.span, bars.unit)
     top = 66
     bottom = top + row * bars.num_devices

@@ -102,6 +102,7 @@ def _memory_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
     unit = timeline.unit
     by_category = figures["peak_memory_by_category"]
     categories = [category for category in CATEGORIES if any(category in peak for peak in by_category)]
+    costless = [name for name in ("activations", "weights", "gradients", "optimizer") if name not in categories]
     if len(categories) == 1:
         categories = []
     names = ["peak_activations", "peak_activations_i", "peak_activation_share"]
@@ -116,7 +117,10 @@ def _memory_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
         sizes = [figures["peak_memory"][device], *(by_category[device].get(category, 0.0) for category in categories)]
         counts = [f"{figures[name][device]:g}" for name in [*names, *versions]]
         rows.append([f"device {device}", *("unknown" if unknown else format_bytes(size, unit) for size in sizes), *counts])
-    return [*_table(rows), *_defined("peak_memory", *names)]
+    missing = (
+        [f"  peak_memory is without {', '.join(costless)}: the costs give no bytes of them"] if "activations" in costless and not unknown else []
+    )
+    return [*_table(rows), *_defined("peak_memory"), *missing, *_defined(*names)]
 
 
 def _link_table(timeline: Timeline, most: int | None) -> list[str]:
@@ -126,15 +130,17 @@ def _link_table(timeline: Timeline, most: int | None) -> list[str]:
         return []
     unit, shown = timeline.unit, rows[:most]
     slots = "" if unit == "s" else " slots"
-    table = [["links", "busy_share", "bytes" if unit == "s" else "units", "transfers", "longest_wait"]]
+    table = [["links", "busy_share", "bytes" if unit == "s" else "units", "transfers", "longest_wait", "longest_delay"]]
     for row in shown:
-        waited = format_time(row.longest_wait, unit) + slots if row.longest_wait > 1e-12 * timeline.makespan else "0"
-        table.append([printable(row.link), f"{row.busy_share:.4f}", format_bytes(row.bytes, unit), str(row.transfers), waited])
+        times = [format_time(value, unit) + slots if value > 1e-12 * timeline.makespan else "0" for value in (row.longest_wait, row.longest_delay)]
+        table.append([printable(row.link), f"{row.busy_share:.4f}", format_bytes(row.bytes, unit), str(row.transfers), *times])
     rest = [f"  and {len(rows) - len(shown)} that were less busy (--links)"] if len(rows) > len(shown) else []
     return [
         *_table(table),
         *rest,
         "  busy_share: part of the makespan in which something crosses it; longest_wait: of a message that is ready and not taken",
+        "  longest_delay: the most that one came later than alone on its way, the wait included: arrived - sent - latency - size / slowest link",
+        *(["  collectives are not counted here, but what they delay is"] if timeline.traffic.collective.any() else []),
     ]
 
 

@@ -214,6 +214,15 @@ def test_m01_memory_curves_share_the_axis_of_time() -> None:
     assert list(first.y) == [1, 2, 3, 4, 3, 2, 1, 0, 0]
 
 
+def test_of_many_curves_four_are_named() -> None:
+    curves = lines(figure(run(devices=8, microbatches=8)))
+    shown = [curve.name for curve in curves if curve.showlegend]
+    assert shown == ["device 0", "5 other devices", "device 4", "device 7"]
+    assert {curve.line.color for curve in curves if curve.legendgroup == "others"} == {"#999999"}
+    # the pointer names all of them
+    assert [curve.hovertemplate.partition("</b>")[0] for curve in curves] == [f"<b>device {device}" for device in range(8)]
+
+
 def test_no_curves_where_nothing_is_held_or_wanted() -> None:
     assert lines(figure(run(activation=0))) == []
     shown = figure(run(), memory=False)

@@ -105,6 +105,37 @@ def test_half_of_a_pair_is_known_with_lanes_and_without() -> None:
         assert [str(bars.op(bar)) for bar in np.flatnonzero(bars.halved)] == ["0F0", "0F1"]
 
 
+def fan(messages: int) -> Timeline:
+    """As many activations of one device, all at once on the way to as many others, 10 each."""
+    orders = "\n".join(["0F0", *(f"{stage}F0" for stage in range(1, messages + 1))])
+    graph = [(0, stage) for stage in range(1, messages + 1)]
+    return simulate(Schedule.from_text(orders, graph=graph), UniformCosts(latency=10))
+
+
+@pytest.mark.parametrize(("messages", "rows"), [(2, 2), (5, 5), (8, 8), (12, 8)])
+def test_every_message_at_once_has_a_row(messages: int, rows: int) -> None:
+    bars = scene(fan(messages), lanes=True)
+    sends = bars.kind == int(Kind.SEND_F)
+    own = sorted(set(zip(bars.top[sends].tolist(), bars.bottom[sends].tolist(), strict=True)))
+    assert len(own) == rows
+    assert all(lower <= upper + 1e-9 for (_, lower), (upper, _) in itertools.pairwise(own))
+    assert bars.lanes == (("send" if messages <= 8 else "send (up to 12 at once, in 8 rows)"), "receive")
+
+
+def test_rows_are_high_enough_to_be_counted() -> None:
+    """Two pixels at 150 dots per inch: 0.96 points."""
+    axes = mpl.gantt(fan(8), lanes=True)
+    axes.figure.draw_without_rendering()
+    (sends,) = (found for found in axes.collections if found.get_label() == "send activation")
+    assert min(path.get_extents(axes.transData).height for path in sends.get_paths()) * 72 / axes.figure.dpi > 0.96
+
+
+def test_lanes_say_what_takes_no_time() -> None:
+    """A message of no bytes leaves at once, and only the hop takes time: on streams a SEND is done then, the RECV when it is there."""
+    run = simulate(generate("1f1b", 4, 8), UniformCosts(latency=0.3), communication=Communication(stream="device", receives="early"))
+    assert scene(run, lanes=True).lanes == ("receive (sends take no time)",)
+
+
 def test_what_takes_no_time_has_no_bar() -> None:
     assert scene(simulate(generate("1f1b", 2, 2), UniformCosts()), lanes=True).lanes == ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,36 @@ def test_memory_of_all_devices() -> None:
     # a place that is taken again at once is no dip
     assert set(np.unique(y[(x > 3) & (x < 24)])) == {4}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (slots)", "memory (units)")
+
+
+def test_of_many_devices_four_are_shown_and_named() -> None:
+    """GPipe on 8 devices, all with the same peak but device 5: bytes of activations are those of a stage."""
+    run = simulate(generate("gpipe", 8, 4), UniformCosts(forward=1, backward=2, activation=[1, 1, 1, 1, 1, 3, 1, 1]))
+    axes = mpl.memory(run)
+    named = {text.get_text(): text.get_color() for text in axes.texts}
+    assert set(named) == {"device 0: 4 units", "device 4: 4 units", "device 5: 12 units", "device 7: 4 units"}
+    assert axes.get_title(loc="left") == "memory, most on device 5: peak_memory 12 units"
+    looks = {str(line.get_label()): (line.get_color(), line.get_linewidth(), line.get_zorder()) for line in axes.lines}
+    assert list(looks) == [f"device {device}" for device in range(8)]
+    for name, color in named.items():
+        assert looks[name.partition(":")[0]][0] == color
+    assert len(set(named.values())) == 4
+    assert len({looks[f"device {device}"] for device in (1, 2, 3, 6)}) == 1
+    assert looks["device 5"][1:] == max(look[1:] for look in looks.values())
+    assert [text.get_text() for text in axes.legend_.get_texts()] == ["4 other devices"]
+
+
+def test_names_of_alike_curves_do_not_cover_each_other() -> None:
+    axes = mpl.memory(simulate(generate("gpipe", 8, 4), ONE_TWO))
+    axes.figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 3  # the highest is the first
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_a_figure_without_memory() -> None:
+    (axes,) = mpl.figure(simulate(generate("1f1b", 4, 8), ONE_TWO), memory=False).axes
+    assert axes.get_xlabel() == "time (slots)"
 
 
 def test_memory_of_one_device_by_category() -> None:

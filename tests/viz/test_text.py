@@ -47,6 +47,14 @@ def test_picture_of_pairs_and_several_stages_on_a_device() -> None:
     assert gantt(simulate(schedule, UniformCosts(forward=1, backward=2, overlap=2))) == picture(expected)
 
 
+def test_memory_says_what_has_no_size() -> None:
+    schedule = generate("1f1b", 2, 4)
+    without = "peak_memory is without activations, weights, gradients, optimizer: the costs give no bytes of them"
+    assert without in summary(simulate(schedule, UniformCosts(forward=1, message=3, activation=0)))
+    assert without.replace(" weights,", "") in summary(simulate(schedule, UniformCosts(weights=2, activation=0)))
+    assert "is without" not in summary(simulate(schedule, ONE_TWO))
+
+
 def test_picture_of_halves_of_a_slot() -> None:
     # F = 1, B = 1, a hop of half a slot: columns of half a slot show it exactly
     expected = """
