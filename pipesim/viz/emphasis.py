@@ -14,7 +14,7 @@ __all__ = ["OTHERS", "Look", "apart", "peak_text", "strong"]
 
 # Okabe and Ito, as the bars: everyone can tell them apart, on white and on dark
 _HIGHEST, _REST = "#d55e00", ("#0072b2", "#009e73", "#cc79a7")
-OTHERS = "#999999"
+OTHERS = "#808080"
 
 
 class Look(NamedTuple):

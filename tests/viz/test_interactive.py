@@ -218,7 +218,7 @@ def test_of_many_curves_four_are_named() -> None:
     curves = lines(figure(run(devices=8, microbatches=8)))
     shown = [curve.name for curve in curves if curve.showlegend]
     assert shown == ["device 0", "5 other devices", "device 4", "device 7"]
-    assert {curve.line.color for curve in curves if curve.legendgroup == "others"} == {"#999999"}
+    assert {curve.line.color for curve in curves if curve.legendgroup == "others"} == {"#808080"}
     # the pointer names all of them
     assert [curve.hovertemplate.partition("</b>")[0] for curve in curves] == [f"<b>device {device}" for device in range(8)]
 
