@@ -17,13 +17,12 @@ from pipesim.errors import ScheduleError, did_you_mean, require_count
 from pipesim.files import read_limited
 from pipesim.hardware import Device, Fabric, Link, Node
 from pipesim.network import HOST, Network, Placement, Route, Sharing, private
+from pipesim.presets import file_or_preset, preset_names
 from pipesim.units import format_time
 
 __all__ = ["Cluster", "Device", "Fabric", "Link", "Node", "Placement", "Unit", "cluster_presets"]
 
 Unit = Literal["s", "slot"]
-PRESETS = Path(__file__).parent / "presets"
-_PREFIX = "cluster-"
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,7 @@ class Cluster:
             >>> Cluster.load("dgx-a100").device.memory
             80000000000.0
         """
-        path = Path(source)
-        preset = PRESETS / f"{_PREFIX}{str(source).lower()}.toml"
-        if not path.is_file():
-            if not preset.is_file():
-                known = cluster_presets()
-                raise ScheduleError(
-                    f"there is no cluster file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
-                )
-            path = preset
+        path = file_or_preset(source, "cluster", "cluster")
         return cls.from_toml(read_limited(path), str(path))
 
     @classmethod
@@ -349,4 +340,4 @@ def cluster_presets() -> list[str]:
         >>> "dgx-h100" in cluster_presets()
         True
     """
-    return sorted(path.stem.removeprefix(_PREFIX) for path in PRESETS.glob(f"{_PREFIX}*.toml"))
+    return preset_names("cluster")

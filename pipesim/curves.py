@@ -18,15 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.errors import LARGEST, ScheduleError, did_you_mean, require_count
+from pipesim.errors import LARGEST, ScheduleError, require_count
 from pipesim.files import read_limited, write_atomically
+from pipesim.presets import file_or_preset, preset_names
 from pipesim.units import parse_quantity
 
 __all__ = ["Curve", "curve_presets", "fit_curve", "read_curve", "write_curve"]
 
 Floats = NDArray[np.float64]
-PRESETS = Path(__file__).parent / "presets"
-_PREFIX = "collectives-"
 _ROUNDS = 500
 _STILL = 1e-9  # relative change at which a fit has settled
 _EXACT = 1e-4  # relative residual below which a row is met
@@ -188,7 +187,7 @@ def curve_presets() -> list[str]:
         >>> curve_presets()
         ['a100', 'v100']
     """
-    return sorted(path.stem.removeprefix(_PREFIX) for path in PRESETS.glob(f"{_PREFIX}*.toml"))
+    return preset_names("collectives")
 
 
 def read_curve(source: str | Path) -> Curve:
@@ -204,15 +203,7 @@ def read_curve(source: str | Path) -> Curve:
     """
     from pipesim.userfiles import CurveFile, parse_toml
 
-    path = Path(source)
-    if not path.is_file():
-        preset = PRESETS / f"{_PREFIX}{str(source).lower()}.toml"
-        if not preset.is_file():
-            known = curve_presets()
-            raise ScheduleError(
-                f"there is no file of collectives {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
-            )
-        path = preset
+    path = file_or_preset(source, "collectives", "collectives")
     file = parse_toml(CurveFile, read_limited(path), str(path))
     rows = [
         (

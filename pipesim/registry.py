@@ -7,10 +7,7 @@ and the name of a file in CSV or text form.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -20,6 +17,7 @@ from typing import Any
 
 from pipesim.errors import ScheduleError, did_you_mean, require_count, require_size
 from pipesim.schedule import Schedule
+from pipesim.usercode import load_function
 
 __all__ = ["Generator", "available", "find", "generate", "is_file", "options_of", "read_file"]
 
@@ -84,36 +82,7 @@ def find(name: str) -> Generator:
         raise ScheduleError(
             f"there is no schedule {name!r}{hint or '; known: ' + ', '.join(known)} (also accepted: module:function, file.py:function, file.csv)"
         )
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name, name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ScheduleError(f"{module_name} has no function {function_name!r}{did_you_mean(function_name, functions)}")
-    return function  # type: ignore[no-any-return]
-
-
-def _load_module(module_name: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ScheduleError(f"{name}: there is no module {error.name!r}; for a file write path/to/file.py:function") from None
-    except (Exception, SystemExit) as error:
-        raise ScheduleError(f"{module_name} cannot be loaded: {type(error).__name__}: {error}") from error
-
-
-def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ScheduleError(f"{path} is not a file")
-    spec = importlib.util.spec_from_file_location(f"_pipesim_user_{path.stem}", path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ScheduleError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
+    return load_function(module_name, function_name)
 
 
 def options_of(generator: Generator) -> dict[str, inspect.Parameter]:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from pipesim import Cluster, Device, Link, ScheduleError, generate
 from pipesim.cluster import Node, Placement
 from pipesim.collectives import ALGORITHMS, Algorithm, Collective, collective_time, gradient_buckets
-from pipesim.curves import PRESETS, Curve, curve_presets, fit_curve, read_curve, write_curve
+from pipesim.curves import Curve, curve_presets, fit_curve, read_curve, write_curve
 from pipesim.models import Parallelism, TransformerCosts, read_device, read_model
 from pipesim.op import Kind
+from pipesim.presets import FOLDER
 
 Floats = NDArray[np.float64]
 INSIDE, BETWEEN = Link(1.0, 100.0), Link(10.0, 20.0)
@@ -313,7 +314,7 @@ def test_presets_are_the_fits_that_they_say(shared_data: Path) -> None:
 def test_presets_have_a_source() -> None:
     assert curve_presets()
     for name in curve_presets():
-        data = tomllib.loads((PRESETS / f"collectives-{name}.toml").read_text())
+        data = tomllib.loads((FOLDER / f"collectives-{name}.toml").read_text())
         assert "vTrain" in data["source"]
         assert "benchmarks/collectives.py" in data["source"]
 

@@ -9,14 +9,12 @@ from typing import Any
 from pipesim.costs.calibrated import CalibratedCosts, read_calibrated
 from pipesim.costs.profile import ProfileCosts, parse_layers, parse_profile
 from pipesim.costs.uniform import UniformCosts
-from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.errors import ScheduleError
 from pipesim.files import read_limited
+from pipesim.presets import file_or_preset, preset_names
 from pipesim.units import parse_quantity
 
 __all__ = ["cost_presets", "read_costs"]
-
-PRESETS = Path(__file__).parent.parent / "presets"
-_PREFIX = "times-"
 
 
 def cost_presets() -> list[str]:
@@ -26,7 +24,7 @@ def cost_presets() -> list[str]:
         >>> "gpt-1.5b-a100" in cost_presets()
         True
     """
-    return sorted(path.stem.removeprefix(_PREFIX) for path in PRESETS.glob(f"{_PREFIX}*.toml"))
+    return preset_names("times")
 
 
 def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCosts | CalibratedCosts:
@@ -43,15 +41,7 @@ def read_costs(source: str | Path, **options: Any) -> UniformCosts | ProfileCost
         >>> read_costs("gpt-1.5b-a100").unit
         's'
     """
-    path = Path(source)
-    if not path.is_file():
-        preset = PRESETS / f"{_PREFIX}{str(source).lower()}.toml"
-        if not preset.is_file():
-            known = cost_presets()
-            raise ScheduleError(
-                f"there is no cost file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
-            )
-        path = preset
+    path = file_or_preset(source, "times", "cost")
     text = read_limited(path)
     if path.suffix.lower() == ".toml":
         if re.search(r"^\s*(\[\[layers\]\]|layers\s*=)", text, re.MULTILINE):

@@ -9,7 +9,8 @@ from pathlib import Path
 from pipesim.cluster import Cluster
 from pipesim.errors import ScheduleError
 from pipesim.files import read_limited, write_atomically
-from pipesim.models.spec import _names, read_preset
+from pipesim.models.spec import read_preset
+from pipesim.presets import preset_names
 from pipesim.units import parse_quantity
 
 __all__ = ["DeviceSpec", "Efficiency", "device_presets", "read_device", "read_efficiency", "write_efficiency"]
@@ -122,7 +123,7 @@ def device_presets() -> list[str]:
         >>> device_presets()
         ['a100-40g', 'a100-80g', 'b200', 'h100', 'h200', 'v100']
     """
-    return _names("device-")
+    return preset_names("device")
 
 
 def read_device(source: str | Path) -> DeviceSpec:
@@ -138,7 +139,7 @@ def read_device(source: str | Path) -> DeviceSpec:
     """
     from pipesim.userfiles import DeviceFile
 
-    data = read_preset(DeviceFile, source, "device-", "device")
+    data = read_preset(DeviceFile, source, "device")
     where = data["where"]
     efficiency = Efficiency(**data.get("efficiency", {}))
     memory, bandwidth, host = (

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipesim.errors import ScheduleError, did_you_mean, require_count
+from pipesim.errors import ScheduleError, require_count
 from pipesim.files import read_limited
+from pipesim.presets import file_or_preset, preset_names
 
 __all__ = ["ModelSpec", "model_presets", "read_model", "read_preset"]
-
-PRESETS = Path(__file__).parent.parent / "presets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def model_presets() -> list[str]:
         >>> "gpt3-175b" in model_presets()
         True
     """
-    return _names("model-")
+    return preset_names("model")
 
 
 def read_model(source: str | Path) -> ModelSpec:
@@ -135,27 +134,15 @@ def read_model(source: str | Path) -> ModelSpec:
     """
     from pipesim.userfiles import ModelFile
 
-    data = read_preset(ModelFile, source, "model-", "model")
+    data = read_preset(ModelFile, source, "model")
     where = data.pop("where")
     return ModelSpec(**{"name": Path(where).stem.removeprefix("model-"), **data})
 
 
-def read_preset(form: Any, source: str | Path, prefix: str, what: str) -> dict[str, Any]:
+def read_preset(form: Any, source: str | Path, kind: str) -> dict[str, Any]:
     """Reads a TOML file, or a preset by its name, as the keys that are given, and ``where`` they are from."""
     from pipesim.userfiles import parse_toml
 
-    path = Path(source)
-    if not path.is_file():
-        preset = PRESETS / f"{prefix}{str(source).lower()}.toml"
-        if not preset.is_file():
-            known = _names(prefix)
-            raise ScheduleError(
-                f"there is no {what} file {str(source)!r}, and no preset of that name{did_you_mean(str(source), known)}; presets: {', '.join(known)}"
-            )
-        path = preset
+    path = file_or_preset(source, kind, kind)
     data: dict[str, Any] = parse_toml(form, read_limited(path), str(path)).model_dump(exclude_none=True)
     return {**data, "where": str(path)}
-
-
-def _names(prefix: str) -> list[str]:
-    return sorted(path.stem.removeprefix(prefix) for path in PRESETS.glob(f"{prefix}*.toml"))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipesim.errors import ScheduleError, did_you_mean
+from pipesim.usercode import load_function
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +29,7 @@ def load_layers(name: str) -> list[torch.nn.Module]:
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name:
         raise ScheduleError(f"{name!r} is no module:function; write package.module:function or path/to/file.py:function")
-    module = _module(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ScheduleError(f"{module_name} has no function {function_name!r}{did_you_mean(function_name, functions)}")
+    function = load_function(module_name, function_name)
     try:
         built = function()
     except Exception as error:  # whatever the user's function raises is about that function
@@ -75,29 +67,3 @@ def make_batch(shape: Sequence[int], dtype: str = "float32", tokens: int | None 
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ScheduleError(f"dtype {dtype!r} is no floating-point type of torch{did_you_mean(dtype, ['float32', 'bfloat16', 'float16', 'float64'])}")
     return torch.randn(tuple(shape)).to(kind)
-
-
-def _module(name: str) -> Any:
-    if not name.endswith(".py"):
-        # as `python -m` does: the user's module lies in the current folder
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise ScheduleError(f"{name}: there is no module {error.name!r}; for a file write path/to/file.py:function") from None
-        except Exception as error:
-            raise ScheduleError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    path = Path(name)
-    if not path.is_file():
-        raise ScheduleError(f"{path} is not a file")
-    spec = importlib.util.spec_from_file_location(f"_pipesim_user_{path.stem}", path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ScheduleError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
