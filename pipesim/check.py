@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipesim import jit, loops
+from pipesim.columns import distinct
 from pipesim.dataflow import dependency_edges, messages
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, distinct
+from pipesim.schedule import Schedule
 
 __all__ = ["check_placement", "check_schedule"]
 

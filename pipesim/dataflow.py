@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from pipesim import jit, loops
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, remembered
+from pipesim.remember import remembered
+from pipesim.schedule import Schedule
 
 __all__ = ["Messages", "Moves", "dependency_edges", "first_updates", "messages", "moves"]
 

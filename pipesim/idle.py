@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipesim import jit, loops
 from pipesim.dataflow import first_updates, messages
 from pipesim.op import Kind
-from pipesim.schedule import remembered
+from pipesim.remember import remembered
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule

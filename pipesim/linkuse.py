@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim.columns import distinct
 from pipesim.dataflow import messages
 from pipesim.memory import moves
 from pipesim.network import Links, utilisation
-from pipesim.schedule import distinct
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule

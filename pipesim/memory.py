@@ -24,7 +24,7 @@ from pipesim.costs.model import all_zero, constant, repeated
 from pipesim.dataflow import Moves, messages, moves
 from pipesim.errors import ScheduleError
 from pipesim.op import Kind, Slot
-from pipesim.schedule import remembered
+from pipesim.remember import remembered
 
 if TYPE_CHECKING:
     from pipesim.costs.model import CostModel

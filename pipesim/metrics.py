@@ -18,7 +18,7 @@ from pipesim import jit, loops
 from pipesim.idle import IDLE_CAUSES, idle_causes
 from pipesim.memory import peak_activation_bytes
 from pipesim.op import Kind
-from pipesim.schedule import remembered
+from pipesim.remember import remembered
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule

@@ -15,7 +15,8 @@ from pipesim.dataflow import messages
 from pipesim.errors import ScheduleError
 from pipesim.lowering import is_explicit, lower
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, remembered
+from pipesim.remember import remembered
+from pipesim.schedule import Schedule
 
 __all__ = ["CalibratedCosts", "HostTimes", "StageTable", "first_updates", "posted", "read_calibrated"]
 

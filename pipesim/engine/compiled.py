@@ -18,7 +18,8 @@ from pipesim.errors import ScheduleError
 from pipesim.jit import call, installed, is_loaded
 from pipesim.memory import moves
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, remembered
+from pipesim.remember import remembered
+from pipesim.schedule import Schedule
 
 __all__ = ["columns", "installed", "is_loaded", "refuse_uncovered", "run", "run_many", "structure", "uncovered"]
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipesim.cluster import Cluster
+from pipesim.columns import distinct
 from pipesim.costs.model import constant, repeated
 from pipesim.dataflow import Messages, first_updates, messages
 from pipesim.engine.collecting import CollectiveTimes
@@ -20,7 +21,8 @@ from pipesim.lowering import is_explicit
 from pipesim.memory import Moves, moves
 from pipesim.network import HOST, Route, slowest
 from pipesim.op import Kind
-from pipesim.schedule import Schedule, distinct, remembered
+from pipesim.remember import remembered
+from pipesim.schedule import Schedule
 
 __all__ = ["Program", "Times", "reductions", "transfer_slots"]
 
