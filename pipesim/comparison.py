@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipesim.differences import Difference, difference, knows_memory, typical_step
+from pipesim.differences import Difference, difference, typical_step
 from pipesim.errors import ScheduleError
 from pipesim.timeline import Timeline
 
@@ -97,7 +97,7 @@ def _rows(timelines: Sequence[Timeline]) -> list[tuple[str, tuple[Any, ...]]]:
     per_step = len(set(steps)) > 1
     timed = [typical_step(timeline) for timeline in timelines] if per_step else timelines
     found = {figure: tuple(getattr(one, figure) for one in (timed if figure in _TIMES else timelines)) for figure in _FIGURES}
-    found["peak_memory"] = tuple(timeline.peak_memory if knows_memory(timeline) else None for timeline in timelines)
+    found["peak_memory"] = tuple(timeline.peak_memory if timeline.knows_memory else None for timeline in timelines)
     compared = "iteration_time" if per_step else "makespan"
     rows = list(found.items())
     first = found[compared][0]

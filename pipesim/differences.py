@@ -1,14 +1,7 @@
 """Why two runs of the same ops differ.
 
-The difference of two makespans is taken apart along the critical path of the actual run, op after op. Each op on it began after
-the one before it, on its own device or on the one that sent it a message::
-
-    actual      start |wait| op |wait|  op  | ... |wait| op |                          sum = makespan
-    predicted   start |wait| op |wait|  op  | ... |wait| op |rest, to the last end|    the same path; sum = makespan
-
-Both lines add up, whatever the path is, so the differences of ops (slower), of waits (waited longer) and of the rest add up to
-the difference of the makespans. A wait is from the end of the op before to the start of this one; it may be negative in
-the predicted run, where that need not have been the op that was waited for.
+The durations of ops are compared by kind, and the difference of the makespans is taken apart along the critical path of the actual
+run (:mod:`pipesim.pathterms`).
 """
 
 from __future__ import annotations
@@ -21,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipesim.metrics import iteration_times
 from pipesim.op import Kind
+from pipesim.pathterms import Term, terms
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["Difference", "Errors", "OpError", "Term", "difference", "knows_memory", "typical_step"]
+__all__ = ["Difference", "Errors", "OpError", "difference", "typical_step"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,17 +48,8 @@ def typical_step(timeline: Timeline) -> Timeline:
 
 
 def _typical(timeline: Timeline) -> int:
-    own = timeline.traffic.collective
-    # without traffic there is one empty row for all steps
-    first = np.minimum(timeline.start.min(axis=1), timeline.traffic_start[:, own].min(axis=1, initial=np.inf))
-    last = np.maximum(timeline.end.max(axis=1), timeline.traffic_end[:, own].max(axis=1, initial=-np.inf))
-    spans = last - first
+    spans = iteration_times(timeline)
     return int(np.argsort(spans, kind="stable")[(len(spans) - 1) // 2])
-
-
-def knows_memory(timeline: Timeline) -> bool:
-    """Whether peak_memory says anything: a run that was measured or imported without a byte does not know it."""
-    return (timeline.source != "measured" and "imported" not in timeline.info) or any(timeline.peak_memory)
 
 
 # -- two runs of the same ops ------------------------------------------------------------------------------------------
@@ -106,42 +92,10 @@ class OpError:
     predicted: float
     actual: float
 
-
-@dataclass(frozen=True)
-class Term:
-    """One op on the critical path of the actual run.
-
-    Attributes:
-        op: What ran.
-        device: Where, in the actual run.
-        kind: As in :class:`Errors`.
-        after: The op before it on the path; empty for the first.
-        by: ``message``, ``device`` (the op before it there), ``all`` (waited for other devices: barrier, reduction) or ``start``.
-        actual: Its duration.
-        predicted: Its duration in the other run; 0 if it is not there.
-        actual_wait: From the end of the op before it (the first start of all) to its start.
-        predicted_wait: The same in the other run.
-    """
-
-    op: str
-    device: int
-    kind: str
-    after: str
-    by: str
-    actual: float
-    predicted: float
-    actual_wait: float
-    predicted_wait: float
-
     @property
-    def slower(self) -> float:
-        """How much longer it ran."""
-        return self.actual - self.predicted
-
-    @property
-    def waited_longer(self) -> float:
-        """How much longer it waited."""
-        return self.actual_wait - self.predicted_wait
+    def error(self) -> float | None:
+        """Predicted / actual - 1."""
+        return _error(self.predicted, self.actual)
 
 
 @dataclass(frozen=True)
@@ -222,7 +176,7 @@ class Difference:
             if self.peak_memory is None
             else [{"device": device, "predicted": a, "actual": b, "error": _error(a, b)} for device, (a, b) in enumerate(self.peak_memory)],
             "kinds": [{**vars(errors), "bias": errors.bias} for errors in self.kinds],
-            "worst_ops": [{**vars(one), "error": _error(one.predicted, one.actual)} for one in self.worst],
+            "worst_ops": [{**vars(one), "error": one.error} for one in self.worst],
             "explanation": {
                 "makespan_difference": self.makespan[1] - self.makespan[0],
                 "slower": self.slower,
@@ -270,7 +224,7 @@ def difference(first: Timeline, second: Timeline, names: tuple[str, str]) -> Dif
     names_of_slots = _kind_names(actual.schedule)
     kinds, group, durations, notes = _groups(actual, known, durations)
     steps = typical_step(predicted), typical_step(actual)
-    path, rest = _path(steps[1], steps[0], partner, names_of_slots)
+    path, rest = terms(steps[1], steps[0], partner, names_of_slots)
     peaks = _peaks(predicted), _peaks(actual)
     comparable = len(peaks[0]) == len(peaks[1]) and any(peaks[0]) and any(peaks[1])
     return Difference(
@@ -377,59 +331,3 @@ def _worst(schedule: Schedule, group: Ints, predicted: Floats, actual: Floats) -
         for slot in order.tolist()
         if off[slot] > 0
     ]
-
-
-# -- the critical path -------------------------------------------------------------------------------------------------
-
-
-def _path(actual: Timeline, predicted: Timeline, partner: Ints, kinds: Sequence[str]) -> tuple[list[Term], float]:
-    """The terms along the critical path of a one-step run, in order of time, and the rest."""
-    schedule = actual.schedule
-    slots, why = _critical(actual)
-    terms = []
-    before, last, last_predicted = "", actual.first_start, predicted.first_start
-    for slot, by in zip(slots, why, strict=True):
-        start, end = float(actual.start[0, slot]), float(actual.end[0, slot])
-        other = int(partner[slot])
-        # what the predicted run does not have takes no time there
-        there = (float(predicted.start[0, other]), float(predicted.end[0, other])) if other >= 0 else (last_predicted, last_predicted)
-        waits = start - last, there[0] - last_predicted
-        name = str(schedule.slot(slot))
-        terms.append(Term(name, int(schedule.slot_device[slot]), kinds[slot], before, by, end - start, there[1] - there[0], *waits))
-        before, last, last_predicted = name, end, there[1]
-    return terms, (actual.last_end - last) - (predicted.last_end - last_predicted)
-
-
-def _critical(run: Timeline) -> tuple[list[int], list[str]]:
-    """The slots of the critical path in order of time, and for what each waited last.
-
-    Measured times hold small gaps, so nothing is compared for equality: of what a slot waited for, that which was ready last counts.
-    """
-    schedule, found = run.schedule, run.messages
-    start, end, arrived = run.start[0], run.end[0], run.arrived[0]
-    by_target = np.argsort(found.target_slot, kind="stable")
-    bounds = np.searchsorted(found.target_slot[by_target], np.arange(schedule.num_slots + 1))
-    begins = set(schedule.device_slots[:-1].tolist())
-    kind = schedule.kind[schedule.slot_row]
-    works = np.flatnonzero(kind != int(Kind.U))
-    slot = int(end.argmax())
-    slots, why = [slot], []
-    for _ in range(schedule.num_slots):
-        ready, before, by = -np.inf, -1, "start"
-        if slot not in begins:
-            ready, before, by = float(end[slot - 1]), slot - 1, "device"
-        incoming = by_target[bounds[slot] : bounds[slot + 1]]
-        if len(incoming):
-            message = int(incoming[arrived[incoming].argmax()])
-            if arrived[message] > ready:
-                ready, before, by = float(arrived[message]), int(found.source_slot[message]), "message"
-        if kind[slot] == int(Kind.U) and schedule.weights == "flush" and start[slot] > ready:
-            others = works[(end[works] <= start[slot]) & (end[works] > ready)]
-            if len(others):
-                before, by = int(others[end[others].argmax()]), "all"
-        why.append(by)
-        if before < 0:
-            break
-        slot = before
-        slots.append(slot)
-    return slots[::-1], why[::-1]

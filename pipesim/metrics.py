@@ -34,6 +34,7 @@ __all__ = [
     "first_stage_updates",
     "idle_causes",
     "iteration_time",
+    "iteration_times",
     "makespan",
     "peak_activations",
     "span_bubble_rate",
@@ -97,27 +98,41 @@ def iteration_time(timeline: Timeline) -> float:
     """Steady-state time per step.
 
     With the barrier the makespan of one step, without it the largest span of one device, compute and collectives: of the last
-    step, and of a measured run the median over its steps. For an asynchronous run the mean time between two updates of stage 0 (the makespan where there is but one).
+    step, and of a measured run the median over its steps. For an asynchronous run the mean time between two updates of stage 0 (the
+    makespan where there is but one), the median over its steps, each of which is a run of its own.
     """
     if timeline.schedule.weights != "flush" and timeline.schedule.has(Kind.U):
         own = first_stage_updates(timeline.schedule)
         if len(own) > 1:
-            return float((timeline.end[0, own[-1]] - timeline.end[0, own[0]]) / (len(own) - 1))
-        return makespan(timeline)
+            return float(np.median(timeline.end[:, own[-1]] - timeline.end[:, own[0]]) / (len(own) - 1))
+        return float(np.median(iteration_times(timeline)))
     if timeline.barrier and timeline.steps == 1:
         return makespan(timeline)
-    if timeline.source == "measured":  # every step is as steady as the last, and some were disturbed
-        return float(np.median([_step_time(timeline, step) for step in range(timeline.steps)]))
-    return _step_time(timeline, timeline.steps - 1)
+    times = iteration_times(timeline) if timeline.barrier else [_largest_span(timeline, step) for step in range(timeline.steps)]
+    # of a measured run every step is as steady as the last, and some were disturbed
+    return float(np.median(times) if timeline.source == "measured" else times[-1])
 
 
-def _step_time(timeline: Timeline, step: int) -> float:
-    """The makespan of one step with the barrier, without it the largest span of one device."""
+def iteration_times(timeline: Timeline) -> Floats:
+    """(steps,) last end minus first start of each step, compute and collectives.
+
+    Examples:
+        >>> from pipesim import UniformCosts, generate, simulate
+        >>> iteration_times(simulate(generate("1f1b", 2, 2), UniformCosts(forward=1, backward=2), steps=2)).tolist()
+        [9.0, 9.0]
+    """
+    collective = timeline.traffic.collective
+    # without traffic there is one empty row for all steps
+    first = np.minimum(timeline.start.min(axis=1), timeline.traffic_start[:, collective].min(axis=1, initial=np.inf))
+    last = np.maximum(timeline.end.max(axis=1), timeline.traffic_end[:, collective].max(axis=1, initial=-np.inf))
+    return np.asarray(last - first)
+
+
+def _largest_span(timeline: Timeline, step: int) -> float:
+    """The largest span of one device in a step, compute and collectives."""
     collective = timeline.traffic.collective
     # without traffic there is one empty row for all steps
     begin, finish = (times[step : step + 1, collective].ravel() for times in (timeline.traffic_start, timeline.traffic_end))
-    if timeline.barrier:
-        return float(max(timeline.end[step].max(), finish.max(initial=-np.inf)) - min(timeline.start[step].min(), begin.min(initial=np.inf)))
     if not len(begin):
         return float(_spans(timeline, step).max())
     bounds, used = timeline.schedule.device_slots, timeline.schedule.used_devices

@@ -149,6 +149,11 @@ class Timeline:
         return [*_memory.peak_memory(self).tolist()]
 
     @property
+    def knows_memory(self) -> bool:
+        """Whether peak_memory says anything: a run that was measured or imported without a byte does not know it."""
+        return (self.source != "measured" and "imported" not in self.info) or any(self.peak_memory)
+
+    @property
     def peak_activations(self) -> list[int]:
         """Per device, the most stage activations alive at once, released when B or W ends."""
         return [*metrics.peak_activations(self.schedule).tolist()]
@@ -199,7 +204,7 @@ class Timeline:
         return sorted((overflow for overflow in found if overflow is not None), key=lambda o: (o.time, o.device))
 
     def figures(self) -> dict[str, Any]:
-        """Every figure by its name, as ``--json`` prints them."""
+        """Every figure by its name, as ``--json`` prints them; a peak_memory of None is unknown."""
         overflow = [
             {"device": o.device, "op": None if o.op is None else str(o.op), "time": o.time, "needed": o.needed, "capacity": o.capacity}
             for o in self.overflows()
@@ -221,7 +226,7 @@ class Timeline:
             "bubble_overhead": self.bubble_overhead,
             "span_bubble_rate": self.span_bubble_rate,
             "idle_causes": self.idle_causes(),
-            "peak_memory": self.peak_memory,
+            "peak_memory": self.peak_memory if self.knows_memory else None,
             "peak_memory_by_category": [{name: value for name, value in peak.items() if value} for peak in peaks],
             "peak_activations": self.peak_activations,
             "peak_activations_i": self.peak_activations_i,

@@ -38,6 +38,23 @@ TRAFFIC_TIMES = ("traffic_start", "traffic_end")
 _FORMAT, _VERSION = "pipesim-timeline", 2
 _READ = (1, 2)  # 1 has no traffic and no links
 _MOST_OPS = 10**8  # a file says "all the same" in one number, so its size is no limit to what it unfolds to
+# what the parts of a file are that hold others; columns are looked at one by one
+_TYPES: dict[str, Any] = {
+    "schedule": dict,
+    "schedule.rows": list,
+    "schedule.graph": list | None,
+    "schedule.offload_to": list,
+    "footprint": dict,
+    "footprint.static": dict,
+    "capacity": list,
+    "info": dict,
+    "traffic": dict | None,
+    "traffic.rows": list | None,
+    "traffic.kind": list,
+    "links": dict | None,
+    "links.names": list,
+    "links.resource": list,
+}
 _TRAFFIC_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.REDUCE_GRAD, Kind.UNSHARD)
 
 
@@ -141,9 +158,10 @@ def read_run(source: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _unpacked(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    _refuse_types(data, where)
     about = data["schedule"]
-    graph = None if about["graph"] is None else [(int(a), int(b)) for a, b in about["graph"]]
-    offload = {int(device): None if target is None else int(target) for device, target in about["offload_to"]}
+    graph = None if about["graph"] is None else _pairs(about["graph"], "graph", where)
+    offload = dict(_pairs(about["offload_to"], "offload_to", where))
     more: dict[str, Any] = {"name": str(about["name"]), "graph": graph, "weights": about["weights"], "offload_to": offload}
     schedule = _schedule(about["rows"], where, more)
     steps = data["steps"]
@@ -186,6 +204,26 @@ def _unpacked(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         "links": None if data["links"] is None else _links(data["links"], schedule, where),
         **traffic,
     }
+
+
+def _refuse_types(data: Mapping[str, Any], where: str) -> None:
+    """Refuses a file in which something is missing or no list or object that must be one."""
+    for path, kind in _TYPES.items():
+        outer, _, name = path.rpartition(".")
+        holder = data[outer] if outer else data
+        if holder is None:
+            continue
+        if name not in holder:
+            raise ScheduleError(f"{where} is damaged: {path} is missing")
+        if not isinstance(holder[name], kind):
+            raise ScheduleError(f"{where} is damaged: {path} is {holder[name]!r:.40}; right is {'a list' if isinstance([], kind) else 'an object'}")
+
+
+def _pairs(value: Any, name: str, where: str) -> list[tuple[int, int | None]]:
+    try:
+        return [(int(a), None if b is None else int(b)) for a, b in value]
+    except (TypeError, ValueError, OverflowError):
+        raise ScheduleError(f"{where} is damaged: {name} of the schedule holds what is no pair of whole numbers") from None
 
 
 def _schedule(rows: Any, where: str, more: Mapping[str, Any]) -> Schedule:
@@ -236,9 +274,9 @@ def _traffic(data: Mapping[str, Any], schedule: Schedule, steps: int, where: str
     if listing is not schedule and listing.without_communication() != schedule.without_communication():
         raise ScheduleError(f"{where}: the traffic is of another schedule than the run")
     codes = {kind.name: int(kind) for kind in _TRAFFIC_KINDS}
-    wrong = next((name for name in data["kind"] if not isinstance(name, str) or name not in codes), None)
-    if wrong is not None:
-        raise ScheduleError(f"{where}: {wrong!r:.40} is no kind of traffic; right is one of {', '.join(codes)}")
+    wrong = [name for name in data["kind"] if not isinstance(name, str) or name not in codes]
+    if wrong:
+        raise ScheduleError(f"{where}: {wrong[0]!r:.40} is no kind of traffic; right is one of {', '.join(codes)}")
     kind = np.array([codes[name] for name in data["kind"]], dtype=np.int8)
     _refuse_more(steps, len(kind), where)
     bounds = {

@@ -197,6 +197,7 @@ def test_memory_is_compared_where_both_runs_say_it() -> None:
     assert dict(compare(sim, unknown).rows)["peak_memory"] == ([16, 13], None)
     assert str(compare(sim, unknown)).splitlines()[3].endswith("unknown")
     assert unknown.summary().count("unknown") == 2  # a line per device
+    assert unknown.figures()["peak_memory"] is None
     # neither does a trace of a simulation
     assert dict(compare(sim, replace(unknown, source="simulated", info={"imported": "a trace that pipesim wrote"})).rows)["peak_memory"][1] is None
     # a simulation that was asked for no bytes has none

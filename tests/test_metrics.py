@@ -176,3 +176,16 @@ def test_iteration_time_of_a_measured_run_is_the_median_step() -> None:
     times["end"] = np.array([[3.0], [12.0], [22.0]])
     assert replace(run, **times).iteration_time == 10
     assert replace(run, **times, source="measured").iteration_time == 9
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_iteration_time_of_a_measured_asynchronous_run_is_the_median_run(updates: int) -> None:
+    """Every step is a run of its own. Ops one after the other, each of 4, 1 and 2 in the three runs, the first of which was disturbed.
+
+    From U to U are three ops: 12, 3 and 6. With one U, the whole run of three ops counts.
+    """
+    stream = [f"0{kind}{i}" for i in range(updates) for kind in "FBU"]
+    run = simulate(Schedule.from_streams([stream], weights="stash"), FB)
+    length = np.array([[4.0], [1.0], [2.0]])
+    start = np.array([[0.0], [100.0], [200.0]]) + length * np.arange(3 * updates)
+    assert replace(run, start=start, end=start + length, source="measured").iteration_time == 6

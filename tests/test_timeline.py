@@ -139,6 +139,27 @@ def test_damage_deeper_in_the_file(run: Timeline, tmp_path: Path, path: str, val
         load(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "right"),
+    [
+        ("schedule", [], "an object"),
+        ("schedule.rows", "0F0,0B0", "a list"),
+        ("schedule.graph", 3, "a list"),
+        ("footprint.static", [1], "an object"),
+        ("capacity", 1.0, "a list"),
+        ("info", None, "an object"),
+        ("traffic", "none", "an object"),
+    ],
+)
+def test_what_is_of_another_type_is_named(run: Timeline, tmp_path: Path, path: str, value: Any, right: str) -> None:
+    data = stored(run, tmp_path)
+    change(path, value)(data)
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    with pytest.raises(ScheduleError) as caught:
+        load(tmp_path / "bad.json")
+    assert str(caught.value).endswith(f"is damaged: {path} is {value!r}; right is {right}")
+
+
 def test_one_number_for_a_million_steps_of_a_large_schedule_is_not_unfolded(tmp_path: Path) -> None:
     data = stored(simulate(generate("gpipe", 4, 64), UniformCosts(forward=0, backward=0)), tmp_path)
     assert data["start"] == 0.0  # "all the same" is one number
@@ -235,6 +256,7 @@ def test_a_run_of_the_first_version_has_no_traffic(run: Timeline, tmp_path: Path
         ("traffic", {}, "damaged"),
         ("traffic.kind", ["F"] * 4, "'F' is no kind of traffic"),
         ("traffic.kind", [6] * 4, "6 is no kind of traffic"),
+        ("traffic.kind", [None] * 4, "None is no kind of traffic"),
         ("traffic.kind", ["REDUCE_GRAD"] * 3, "has 4 numbers and its schedule wants 3"),
         ("traffic.kind", ["SEND_F"] * 4, "has none"),
         ("traffic.peer", [0] * 4, "a collective of the traffic has a peer"),

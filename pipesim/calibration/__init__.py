@@ -8,7 +8,7 @@ from pipesim.calibration.fitting import LinkFit, Spread, fit_link, spread, warm_
 from pipesim.calibration.predicting import Prediction, predict, simulated, too_busy
 from pipesim.calibration.report import calibration_report, prediction_table
 from pipesim.calibration.running import Done, Plan, run_plan
-from pipesim.calibration.samples import collect, iteration_times
+from pipesim.calibration.samples import collect
 from pipesim.calibration.schedules import MESSAGES, gpipe_probe, message_probe, split_probe
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "collect",
     "fit_link",
     "gpipe_probe",
-    "iteration_times",
     "load_calibration",
     "message_probe",
     "predict",

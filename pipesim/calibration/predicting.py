@@ -10,11 +10,11 @@ import numpy as np
 
 from pipesim.calibration.calibrated import Calibration
 from pipesim.calibration.fitting import warm_up
-from pipesim.calibration.samples import iteration_times
 from pipesim.cluster import Cluster
 from pipesim.engine import simulate
 from pipesim.errors import ScheduleError
 from pipesim.jitter import Empirical, monte_carlo
+from pipesim.metrics import iteration_times
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline

@@ -18,11 +18,12 @@ from pipesim.calibration.fitting import warm_up
 from pipesim.calibration.schedules import MESSAGES
 from pipesim.costs.calibrated import first_updates, posted
 from pipesim.errors import ScheduleError
+from pipesim.metrics import iteration_times
 from pipesim.op import Kind
 from pipesim.schedule import Schedule
 from pipesim.timeline import Timeline
 
-__all__ = ["Gap", "Hop", "Samples", "collect", "iteration_times"]
+__all__ = ["Gap", "Hop", "Samples", "collect"]
 
 Floats = NDArray[np.float64]
 Pair = tuple[int, int]
@@ -80,18 +81,6 @@ class Samples:
     overlaps: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)
     tables: dict[int, dict[str, list[Floats]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     notes: list[str] = field(default_factory=list)
-
-
-def iteration_times(run: Timeline) -> Floats:
-    """(iterations,) from the first start to the last end of each.
-
-    Examples:
-        >>> from pipesim import UniformCosts, generate, simulate
-        >>> iteration_times(simulate(generate("1f1b", 2, 2), UniformCosts(forward=1, backward=2), steps=2)).tolist()
-        [9.0, 9.0]
-    """
-    times: Floats = run.end.max(axis=1) - run.start.min(axis=1)
-    return times
 
 
 def collect(runs: Sequence[Timeline]) -> Samples:

@@ -165,14 +165,16 @@ def _run(
     request: Request, values: dict[str, Any], schedules: list[Schedule], name: str
 ) -> tuple[Calibration, tuple[tuple[Timeline, ...], ...], tuple[str, ...]]:
     """Does the runs, and calibrates from them."""
+    from math import lcm
+
     from pipesim.calibration import Plan, calibrate, run_plan
 
     devices, microbatches = _sizes(values)
     chunks = _chunks(values["stage_chunks"], schedules, devices)
-    settings = _settings({**values, "data": 1, "profile": None, "receives": values["receives"] or "early"})
+    settings = _settings({**values, "data": 1, "profile": None})
     if settings.model.layers is None and ":" not in settings.model.kind:
         # the same model, however many stages it is cut into
-        settings = replace(settings, model=replace(settings.model, layers=devices * _common(chunks)))
+        settings = replace(settings, model=replace(settings.model, layers=devices * lcm(*chunks)))
     costs: CostModel | None = None
     if settings.mode == "emulate":
         costs = request.costs()
@@ -197,12 +199,6 @@ def _chunks(text: str, schedules: list[Schedule], devices: int) -> tuple[int, ..
             )
         found.add(schedule.num_stages // devices)
     return tuple(sorted(found))
-
-
-def _common(chunks: tuple[int, ...]) -> int:
-    from math import lcm
-
-    return lcm(*chunks)
 
 
 def _predictions(calibration: Calibration, schedules: list[Schedule], replays: list[tuple[Timeline, ...]]) -> list[Prediction]:

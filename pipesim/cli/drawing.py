@@ -46,8 +46,7 @@ def plot_command(words: tuple[str, ...], lanes: bool | None, no_memory: bool, ov
         return
     name = request.name
     target = Path(out) if out else Path(f"{Path(name).name.partition(':')[0].partition('.')[0]}.png")
-    if target.suffix.lower() not in _PLOTS:
-        raise ScheduleError(f"{target}: a picture is written as {', '.join(_PLOTS)}")
+    _refuse_other_formats(target)
     run = request.run(name)
     if target.suffix.lower() == ".html":
         from pipesim.viz import interactive
@@ -62,8 +61,7 @@ def plot_command(words: tuple[str, ...], lanes: bool | None, no_memory: bool, ov
 
 def draw_overlay(first: Timeline, second: Timeline, target: Path) -> None:
     """Writes two runs in one picture, the simulated one above."""
-    if target.suffix.lower() not in _PLOTS:
-        raise ScheduleError(f"{target}: a picture is written as {', '.join(_PLOTS)}")
+    _refuse_other_formats(target)
     upper, lower = (second, first) if first.source == "measured" and second.source != "measured" else (first, second)
     if target.suffix.lower() == ".html":
         from pipesim.viz import interactive
@@ -74,6 +72,11 @@ def draw_overlay(first: Timeline, second: Timeline, target: Path) -> None:
 
         mpl.save_overlay(upper, lower, target)
     click.echo(f"wrote {target}", err=True)
+
+
+def _refuse_other_formats(target: Path) -> None:
+    if target.suffix.lower() not in _PLOTS:
+        raise ScheduleError(f"{target}: a picture is written as {', '.join(_PLOTS)}")
 
 
 @schedule_command("export", "SCHEDULE|RUN")

@@ -258,7 +258,7 @@ def _belief(device: DeviceSpec, values: dict[str, Any]) -> list[str]:
             "How much to believe it: the constants are fitted to nothing. On nine published runs of GPT on A100 they are 3.6 % off on average, 6.6 % at most;",
             "expect about 9 % on a cluster that nobody has measured, and bring that down with a few runs of your own (pipesim fit, --calibration).",
         ]
-        if not values["device"].startswith("a100"):
+        if not device.name.lower().startswith("a100"):
             lines.append(f"Of {device.name} there are only peaks and the A100's efficiencies, and no measured run.")
     lines.append(
         "Schedules that differ by less than that error are not told apart. What is measured, and how far off: docs/models.md, docs/validation.md."

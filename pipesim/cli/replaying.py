@@ -58,6 +58,7 @@ def replay_command(words: tuple[str, ...], out: str | None, as_json: bool, **val
     pipesim replay 1f1b --devices 8 --microbatches 16 --emulate --forward 10 --backward 20 --unit ms
     torchrun --standalone --nproc-per-node 2 -m pipesim.replay 1f1b --devices 2 --microbatches 8 --out run.json.gz
     """  # noqa: D301  click wants the character
+    from pipesim.metrics import iteration_times
     from pipesim.replay import ReplayError, Task, replay_all, save
 
     settings = _settings(values)
@@ -85,7 +86,7 @@ def replay_command(words: tuple[str, ...], out: str | None, as_json: bool, **val
     if out is not None:
         run = save(run, out)
     if as_json:
-        print_json({**run.figures(), "info": dict(run.info), "iteration_times": _iteration_times(run)})
+        print_json({**run.figures(), "info": dict(run.info), "iteration_times": iteration_times(run).tolist()})
     else:
         click.echo("\n".join([*_about(run), "", run.summary()]))
     if out is not None:
@@ -115,19 +116,14 @@ def _settings(values: dict[str, Any]) -> Settings:
     return Settings(model, mode, backend, optimizer="adam" if values["adam"] else "sgd", barrier=not values["no_barrier"], **same)
 
 
-def _iteration_times(run: Timeline) -> list[float]:
-    """First start to last end of every iteration."""
-    times: list[float] = (run.end.max(axis=1) - run.start.min(axis=1)).tolist()
-    return times
-
-
 def _about(run: Timeline) -> list[str]:
     """What the run is, for people."""
     from statistics import median
 
+    from pipesim.metrics import iteration_times
     from pipesim.units import format_time
 
-    times = _iteration_times(run)
+    times = iteration_times(run).tolist()
     info = run.info
     kinds = {
         "run": f"run, {info['backend']}",

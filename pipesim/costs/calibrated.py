@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipesim.cluster import Unit
 from pipesim.costs.model import ActivationBytes, slot_durations
+from pipesim.dataflow import first_updates as updates_per_device
 from pipesim.dataflow import messages
 from pipesim.errors import ScheduleError
 from pipesim.lowering import is_explicit, lower
@@ -196,11 +197,8 @@ def first_updates(schedule: Schedule) -> NDArray[np.int64]:
     """The slots of the first update of each device, where all devices wait for each other before it and an op stands before it."""
     if schedule.weights != "flush" or not schedule.has_backward:
         return np.zeros(0, np.int64)
-    update = schedule.kind[schedule.slot_row] == int(Kind.U)
-    first = update & ~np.concatenate([[False], update[:-1]])
-    begins = schedule.device_slots[:-1]
-    first[begins[begins < schedule.num_slots]] = False
-    return np.flatnonzero(first)
+    first = updates_per_device(schedule)
+    return first[first > schedule.device_slots[:-1]]
 
 
 def read_calibrated(text: str, where: str) -> CalibratedCosts:

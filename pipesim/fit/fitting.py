@@ -196,10 +196,8 @@ class _Problem:
         self.runs, self.free, self.scale = tuple(runs), tuple(free), scale
         self.base = device.efficiency
         self.start = np.log([getattr(self.base, name) or _STARTS.get(name, 1.0) for name in free])
-        self.solution = self.start
         self._measured = np.log([run.seconds for run in runs])
         self._predictors = [_predictors(run, device) for run in runs]
-        self._moving = [name for name, depends_on in COORDINATES.items() if not {*depends_on}.isdisjoint(free)]
         self._planes: list[list[list[Plane]]] = [[[] for _ in choices] for choices in self._predictors]
 
     def without(self, number: int) -> _Problem:
@@ -209,7 +207,6 @@ class _Problem:
         other = copy.copy(self)
         other.free = self.free[:number] + self.free[number + 1 :]
         other.start = np.delete(self.start, number)
-        other._moving = [name for name, depends_on in COORDINATES.items() if not {*depends_on}.isdisjoint(other.free)]
         return other
 
     def efficiency(self, point: Floats) -> Efficiency:
@@ -253,21 +250,23 @@ class _Problem:
 
     def settle(self) -> Floats:
         """The best point for all runs, with planes enough that they agree with the simulator there."""
-        self._refine(self.start)
+        solution = self.start
+        self._refine(solution)
         for _ in range(_ROUNDS):
-            self.solution = self.solve(np.arange(len(self.runs)))
-            seconds = self.simulate(self.solution)[0]
-            if np.abs(self.residuals(self.solution) + self._measured - np.log(seconds)).max() < _AGREES:
+            solution = self.solve(np.arange(len(self.runs)))
+            seconds = self.simulate(solution)[0]
+            if np.abs(self.residuals(solution) + self._measured - np.log(seconds)).max() < _AGREES:
                 break
-            self._refine(self.solution)
-        return self.solution
+            self._refine(solution)
+        return solution
 
     def _refine(self, point: Floats) -> None:
         """Adds planes for every choice that may be the fastest."""
         efficiency = self.efficiency(point)
+        moving = [name for name, depends_on in COORDINATES.items() if not {*depends_on}.isdisjoint(self.free)]
         for run, choices in enumerate(self._predictors):
             for choice in self._candidates(run, efficiency):
-                self._planes[run][choice].append(choices[choice].plane(efficiency, self._moving))
+                self._planes[run][choice].append(choices[choice].plane(efficiency, moving))
         flat = [planes for choices in self._planes for planes in choices]
         self._stacked = _Stacked(
             np.array([plane.constant for planes in flat for plane in planes]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,7 +173,7 @@ class Predictor:
         costs = self._costs(efficiency)
         return float(simulate(self.schedule, costs, cluster=costs.cluster()).iteration_time)
 
-    @cached_property
+    @property
     def fits(self) -> bool:
         """Whether it fits the device's memory, whatever the efficiency."""
         costs = self._costs(self.device.efficiency)

@@ -198,6 +198,8 @@ def summary(
         leave_one_out: Whether *folds* has as many parts as there are runs.
     """
     number = f"{len(fit.free)} fitted parameter{'s' if len(fit.free) > 1 else ''}, {len(fit.runs)} runs"
+    own = facts(fit)
+    columns = {name for one in own for name in one}
     lines = [f"{number}, on {fit.device.name}", ""]
     for name, uncertainty in zip(fit.free, fit.uncertainty, strict=True):
         lines.append(f"{name:15s} {getattr(fit.efficiency, name):<10.4g} ± {100 * uncertainty:.0f} %")
@@ -214,15 +216,15 @@ def summary(
         )
     for name, errors in (left_out or {}).items():
         lines.append(f"left out: {name:8s}{Errors.of(errors)}  ({number})")
-        lines += _aligned(by(fit, name, errors)) if name in _columns(fit) else []
+        lines += _aligned(by(fit, name, errors)) if name in columns else []
     for column in ("pipeline", "schedule"):
         lines += ["", f"by {column}", *_aligned(by(fit, column))]
     lines += ["", f"the worst ({', '.join(f'{short} {name}' for short, name in _SHORT.items())}; a microbatch is b samples)"]
-    lines += [_text(fit, row) for row in worst(fit)]
+    lines += [_text(fit, row, own[row]) for row in worst(fit)]
     same = shared(fit)
     lines += ["what they share: " + ("; ".join(f"{s.column} {s.value} ({s.among_worst} of these, {s.among_all} of all)" for s in same) or "nothing")]
     if rows:
-        lines += ["", "every run", *(_text(fit, row) for row in range(len(fit.runs)))]
+        lines += ["", "every run", *(_text(fit, row, own[row]) for row in range(len(fit.runs)))]
     return "\n".join(lines)
 
 
@@ -243,12 +245,8 @@ def _aligned(groups: Mapping[Any, Errors]) -> list[str]:
     return lines
 
 
-def _columns(fit: Fit) -> set[str]:
-    return {name for one in facts(fit) for name in one}
-
-
-def _text(fit: Fit, row: int) -> str:
-    run, own = fit.runs[row], facts(fit)[row]
+def _text(fit: Fit, row: int, own: Mapping[str, Any]) -> str:
+    run = fit.runs[row]
     what = " ".join(f"{short}{own[name]}" for short, name in _SHORT.items())
     return (
         f"    {100 * fit.errors[row]:+6.1f} %  predicted {fit.seconds[row]:.4g} s, measured {run.seconds:.4g} s  "

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipesim.units import format_bytes, format_time
-from pipesim.viz.scene import printable
+from pipesim.viz.axes import printable
 
 if TYPE_CHECKING:
-    from pipesim.differences import Difference, Term
+    from pipesim.differences import Difference
+    from pipesim.pathterms import Term
 
 __all__ = ["difference"]
 
@@ -73,7 +74,7 @@ def _worst(found: Difference) -> str:
     rows = [["farthest apart", "device", "predicted", "actual", "error"]]
     for one in found.worst:
         times = (format_time(one.predicted, found.unit), format_time(one.actual, found.unit))
-        rows.append([one.op, str(one.device), *times, _percent(one.predicted / one.actual - 1 if one.actual else None)])
+        rows.append([one.op, str(one.device), *times, _percent(one.error)])
     return _aligned(rows)
 
 

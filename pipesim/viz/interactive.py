@@ -31,7 +31,7 @@ from pipesim.viz.hover import Hover
 from pipesim.viz.overlay import overlaid
 from pipesim.viz.points import bar_in_cell, memory_curves
 from pipesim.viz.scene import Group, Scene, bins, scene
-from pipesim.viz.text import headline
+from pipesim.viz.text import counted, headline
 
 __all__ = ["BARS", "CONFIG", "PATHS", "TEXTS", "figure", "overlay", "write_html", "write_overlay"]
 
@@ -184,7 +184,7 @@ def _title(timeline: Timeline) -> str:
     """Plotly reads a few tags, so what a user named is escaped."""
     schedule = timeline.schedule
     counts = ((schedule.num_devices, "device"), (schedule.num_microbatches, "microbatch"), (timeline.steps, "step"))
-    size = [f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}" for count, what in counts]
+    size = [counted(*count) for count in counts]
     name = html.escape(printable(schedule.name), quote=False)
     return f"<b>{name}</b>, {', '.join(size if timeline.steps > 1 else size[:2])} · {headline(timeline)}"
 

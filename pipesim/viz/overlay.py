@@ -18,7 +18,8 @@ from pipesim.differences import typical_step
 from pipesim.errors import ScheduleError
 from pipesim.timeline import Timeline
 from pipesim.units import format_time
-from pipesim.viz.scene import Scene, printable, scene
+from pipesim.viz.axes import printable
+from pipesim.viz.scene import Scene, scene
 
 __all__ = ["BAND_EDGES", "Overlay", "overlaid"]
 

@@ -28,13 +28,12 @@ from pipesim.op import Kind, Op
 from pipesim.units import format_time
 from pipesim.viz import lanes as _lanes
 from pipesim.viz import palette
-from pipesim.viz.axes import printable, size_axis, ticks, time_axis
 
 if TYPE_CHECKING:
     from pipesim.schedule import Schedule
     from pipesim.timeline import Timeline
 
-__all__ = ["MARGIN", "Group", "Scene", "bins", "grid", "printable", "scene", "size_axis", "ticks", "time_axis", "waits"]
+__all__ = ["MARGIN", "Group", "Scene", "bins", "grid", "scene", "waits"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipesim.differences import knows_memory
 from pipesim.memory import CATEGORIES
 from pipesim.metrics import DEFINITIONS, IDLE_CAUSES
 from pipesim.op import Kind, Op
 from pipesim.units import format_bytes, format_time
-from pipesim.viz.scene import Scene, printable, scene, size_axis, time_axis
+from pipesim.viz.axes import printable, size_axis, time_axis
+from pipesim.viz.scene import Scene, scene
 
 if TYPE_CHECKING:
     from pipesim.comparison import Comparison
     from pipesim.timeline import Timeline
 
-__all__ = ["comparison", "gantt", "headline", "summary"]
+__all__ = ["comparison", "counted", "gantt", "headline", "summary"]
 
 _WIDTH = 120
 
@@ -52,9 +52,9 @@ def summary(timeline: Timeline, links: int | None = 10) -> str:
 def _headline(timeline: Timeline) -> str:
     schedule = timeline.schedule
     counts = [
-        _count(schedule.num_devices, "device"),
-        _count(schedule.num_stages, "stage"),
-        _count(schedule.num_microbatches, "microbatch"),
+        counted(schedule.num_devices, "device"),
+        counted(schedule.num_stages, "stage"),
+        counted(schedule.num_microbatches, "microbatch"),
         f"weights {schedule.weights}",
     ]
     if timeline.steps > 1:
@@ -62,7 +62,13 @@ def _headline(timeline: Timeline) -> str:
     return f"{printable(schedule.name)}: {', '.join(counts)}; {printable(timeline.source)}"
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """The number and the word for that many.
+
+    Examples:
+        >>> counted(1, "device"), counted(8, "microbatch")
+        ('1 device', '8 microbatches')
+    """
     return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('h') else 's'}"
 
 
@@ -112,9 +118,9 @@ def _memory_table(timeline: Timeline, figures: dict[str, Any]) -> list[str]:
         names.remove("peak_activation_share")
     versions = ["weight_versions"] if "weight_versions" in figures else []
     rows = [["memory", "peak_memory", *categories, *names, *versions]]
-    unknown = not knows_memory(timeline)
-    for device in range(timeline.schedule.num_devices):
-        sizes = [figures["peak_memory"][device], *(by_category[device].get(category, 0.0) for category in categories)]
+    unknown = not timeline.knows_memory
+    for device, peak in enumerate(timeline.peak_memory):
+        sizes = [peak, *(by_category[device].get(category, 0.0) for category in categories)]
         counts = [f"{figures[name][device]:g}" for name in [*names, *versions]]
         rows.append([f"device {device}", *("unknown" if unknown else format_bytes(size, unit) for size in sizes), *counts])
     missing = (
@@ -341,5 +347,5 @@ def _remarks(bars: Scene, column: float, exact: bool, shown: int, needed: int) -
         notes.append(f"cut off at {shown * column * factor:.6g} of {bars.span * factor:.6g} {name}; a larger width shows more")
     none = int(np.count_nonzero(bars.end <= bars.start))
     if none:
-        notes.append(f"{_count(none, 'op')} of no length not shown")
+        notes.append(f"{counted(none, 'op')} of no length not shown")
     return notes

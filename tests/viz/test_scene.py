@@ -11,7 +11,8 @@ import pytest
 from pipesim import Cluster, Kind, Link, Schedule, Timeline, UniformCosts, generate, simulate
 from pipesim.memory import CATEGORIES
 from pipesim.viz import palette
-from pipesim.viz.scene import bins, grid, printable, scene, ticks, time_axis, waits
+from pipesim.viz.axes import printable, ticks, time_axis
+from pipesim.viz.scene import bins, grid, scene, waits
 
 ONE_TWO = UniformCosts(forward=1, backward=2)
 
