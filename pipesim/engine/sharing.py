@@ -8,6 +8,7 @@ at a time happens before a network chooses at that time; of those that ask at on
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -64,7 +65,7 @@ def crossings(routes: Sequence[Route]) -> Crossings:
     return Crossings([resource.capacity for resource in needed], numbered, [slowest(route) for route in routes])
 
 
-class _Network:
+class _Network(ABC):
     """What both have in common: they choose once for everything that happens at one time.
 
     Args:
@@ -92,9 +93,9 @@ class _Network:
             choice.callbacks.append(self.choose)
             self.env.schedule(choice, priority=_LAST)
 
+    @abstractmethod
     def choose(self, _: Event | None = None) -> None:
         """Takes what has been asked for, where it can."""
-        raise NotImplementedError
 
     def in_order(self, entry: Any) -> tuple[int, int, int]:
         """Sorts what has been asked for; the transfer comes first in every entry."""
